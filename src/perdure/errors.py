@@ -1,0 +1,148 @@
+"""What Perdure raises. Every error derives from `PerdureError`, and its message says what to do next."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class PerdureError(Exception):
+    """The root of all errors that Perdure raises."""
+
+
+# --- mistakes in the program, found as early as possible
+
+
+class DefinitionError(PerdureError):
+    """A workflow or step is defined in a way that can't work: two with one name, parameters that can't travel."""
+
+
+class InvalidInput(PerdureError, ValueError):
+    """An argument that can't be: a negative delay, a naive datetime, arguments that don't fit the workflow."""
+
+
+class EncodingError(InvalidInput):
+    """A value that can't be written as JSON; the message names the value and its type."""
+
+
+class ValueTooLarge(InvalidInput):
+    """A value whose JSON is larger than the app allows (`max_value_bytes`); the message names both sizes."""
+
+
+class DecodingError(PerdureError):
+    """Stored JSON that does not fit the type that the code asks for, for example after a deploy changed it."""
+
+
+class ArgumentsChanged(PerdureError):
+    """A step was called with other arguments than in the attempt before: the workflow isn't deterministic."""
+
+
+class NotInWorkflow(PerdureError):
+    """Something that only makes sense inside of a workflow was called outside of one."""
+
+
+class UnknownWorkflow(PerdureError):
+    """The app has no workflow of that name."""
+
+
+# --- runs
+
+
+class RunNotFound(PerdureError):
+    """There is no run of that id in the store."""
+
+
+class RunEnded(PerdureError):
+    """The run has ended, and what was asked for needs one that has not: a signal, for example."""
+
+
+class RunNotEnded(PerdureError):
+    """The run has not ended, and what was asked for needs one that has: a retry, for example."""
+
+
+class CheckpointNotFound(PerdureError):
+    """The run has no checkpoint of that key."""
+
+
+class IdConflict(PerdureError):
+    """A run with that id exists, with another workflow or another input."""
+
+
+class ErrorInfo(Struct, omit_defaults=True):
+    """An exception as it is kept: its type, message and traceback as text, and what it came from."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    args: list[object] | None = None
+    """The arguments to make it again from, when they could be kept."""
+    cause: ErrorInfo | None = None
+
+    def __str__(self) -> str:
+        return f"{self.type.rpartition(':')[2]}: {self.message}" if self.message else self.type.rpartition(":")[2]
+
+
+class StepFailed(PerdureError):
+    """A step failed for good with an exception that can't be made again from what was kept; `info` tells of it."""
+
+    def __init__(self, key: str, info: ErrorInfo) -> None:
+        super().__init__(f"step {key} failed with {info}")
+        self.key = key
+        self.info = info
+
+
+class StepCutOff(PerdureError):
+    """The last attempt that a step's `Retry` allows was cut off by a crash of the worker."""
+
+
+class StepTimedOut(PerdureError, TimeoutError):
+    """A step took longer than its `timeout`."""
+
+
+class RunFailed(PerdureError):
+    """Raised to those who wait for the result of a run that failed; `info` tells of the exception that ended it."""
+
+    def __init__(self, run_id: str, info: ErrorInfo) -> None:
+        trace = f"\n\n{info.traceback}" if info.traceback else ""
+        super().__init__(f"run {run_id} failed with {info}{trace}")
+        self.run_id = run_id
+        self.info = info
+
+
+class RunCancelled(PerdureError):
+    """Raised to those who wait for the result of a run that was cancelled."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(f"run {run_id} was cancelled: {reason}")
+        self.run_id = run_id
+        self.reason = reason
+
+
+class DeadlineExceeded(PerdureError, TimeoutError):
+    """A run did not end within its `timeout`."""
+
+
+class Poisoned(PerdureError):
+    """A run ended the process of its worker so often that it isn't tried any more."""
+
+
+class SignalTimedOut(PerdureError, TimeoutError):
+    """No signal came within the `timeout` of `wait_signal`."""
+
+
+# --- the store
+
+
+class StoreError(PerdureError):
+    """Something is wrong with the store, and waiting will not mend it; the message says what to do."""
+
+
+class StoreUrlError(StoreError):
+    """A store URL with an unknown scheme, an unknown option, or a part that can't be."""
+
+
+class SchemaTooNew(StoreError):
+    """The store was made or migrated by a newer version of Perdure than this one."""
+
+
+class StoreUnavailable(StoreError):
+    """The store can't be reached, is locked or full just now; what failed may be tried again."""

@@ -1,0 +1,339 @@
+"""The store contract: what a store does for clients and workers, in verbs of the domain.
+
+All verbs are set-based, every write of a worker is fenced, and every verb may be repeated when its reply was lost.
+A store keeps one clock, its own, and every time below is by it. Wake-ups are hints: losing all of them only makes
+things slower.
+
+Fencing. A claim hands out `(ref, token)`: `ref` is how the store finds the run fast (opaque to others), `token` is
+unique to the claim. A write that bears them is accepted while that claim owns the run. After a settle the claim owns
+nothing more; the same settle repeated is answered as if it had been the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
+
+from perdure.model import (
+    Arrived,
+    Checkpoint,
+    Count,
+    Ended,
+    Json,
+    Millis,
+    RunQuery,
+    RunRecord,
+    Signal,
+    Start,
+    Started,
+    Wait,
+    WorkerRecord,
+)
+
+Ref: TypeAlias = int | str
+
+CLAIM_LIMIT = 64
+"""The most runs that one exchange claims: it bounds how long a store is kept busy by one call."""
+
+CLAIM_BYTES = 4 * 1024 * 1024
+"""The most bytes of inputs and checkpoints that one exchange brings. The first run is brought whatever its size."""
+
+PAGE = 256
+"""The most checkpoints, or signals, of one run that a claim brings; the rest is read page by page when needed."""
+
+
+class To(StrEnum):
+    """Where a settle takes the run."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    RETRY = "retry"
+    """The attempt failed and another one follows after `delay`; its error checkpoints are cleared (what succeeded
+    is kept), `attempt` counts one up. The run keeps its place in the order of its queue."""
+    PARK = "park"
+    """Nothing is in flight but `waits`. The run is `waiting` until one of them comes true; if one is true already
+    (its time has come, such a signal is there, that run has ended), it is `queued` at once."""
+    RELEASE = "release"
+    """Handed back without counting: `queued` again, same attempt, same place."""
+    CONTINUE = "continue"
+    """Begins anew with `body` as its input, under the same id: no checkpoints, attempt 1, `queued`. Signals that
+    wait are kept."""
+
+
+class Settle(Struct, omit_defaults=True):
+    """The end of a claim. `body` is the result, the error (failed, cancelled, retry) or the new input (continue).
+
+    A run that is being cancelled is not parked, retried or continued: it becomes `queued` (and is claimed again with
+    `cancelling` set) instead of `waiting` or `scheduled`.
+    """
+
+    ref: Ref
+    token: int
+    to: To
+    body: Json | None = None
+    delay: Millis = 0
+    waits: list[Wait] = []
+
+
+class Save(Struct, omit_defaults=True):
+    """A checkpoint to be kept, replacing what was kept under its key, unless the claim owns the run no more.
+
+    `consumes` is the position of the signal that it takes with it, `starts` the child run that it makes: both happen
+    in the same transaction or not at all. A child whose id exists is left as it is. A save that completes (outcome
+    `OK` or `ERROR`) sets the run's crash count back to nothing: it made progress.
+    """
+
+    ref: Ref
+    token: int
+    checkpoint: Checkpoint
+    consumes: int | None = None
+    starts: Start | None = None
+
+
+class Watch(Struct, omit_defaults=True):
+    """A wait of a run that is owned and goes on running beside it: asks, with each exchange, whether it is true."""
+
+    ref: Ref
+    token: int
+    wait: Wait
+
+
+class Exchange(Struct, omit_defaults=True):
+    """All that a worker has to say when it wakes. The parts take effect in this order, in one transaction:
+    saves, settles, due timers and deadlines (a bounded number), claims.
+
+    `serial` counts the exchanges of an incarnation. A repeated one (`repeated`, after an error that leaves open
+    whether it took effect) bears the serial of the first and gets the same claims.
+    Tokens of the claims are `(worker << 40) + (serial << 8) + n`: unique without asking the store for a number.
+    """
+
+    worker: int
+    serial: int
+    repeated: bool = False
+    saves: list[Save] = []
+    settles: list[Settle] = []
+    slots: int = 0
+    """How many runs it has room for; the store claims at most `CLAIM_LIMIT` of them."""
+    watches: list[Watch] = []
+
+
+class Claim(Struct):
+    """A run that is now owned by the worker, with all that it needs to go on."""
+
+    ref: Ref
+    token: int
+    id: str
+    workflow: str
+    queue: str
+    input: Json
+    attempt: int
+    crashes: int
+    cut_off: bool
+    """Whether the claim before this one ended with its worker's death, so that something was cut off."""
+    created_at: Millis
+    deadline: Millis | None
+    parent: str | None
+    cancelling: str | None
+    checkpoints: list[Checkpoint]
+    """The first `PAGE` of them, in order of position."""
+    signals: list[Arrived]
+    """The first `PAGE` of those that wait, in order."""
+    ended: list[Ended]
+    """Of the runs that it was parked for, those that have ended."""
+    more_checkpoints: bool
+    more_signals: bool
+
+
+class Seen(Struct):
+    """A watched wait that is true: the signal that waits (the first of its name), or the run that ended."""
+
+    ref: Ref
+    token: int
+    key: str
+    signal: Arrived | None = None
+    ended: Ended | None = None
+
+
+class Exchanged(Struct):
+    """The reply to an exchange."""
+
+    now: Millis
+    claims: list[Claim]
+    refused: list[int]
+    """Tokens in `saves`, `settles` or `watches` that own their run no more; none of their writes took effect."""
+    cancelled: list[tuple[int, str]]
+    """Token and reason of owned runs that somebody wants cancelled; repeated in each reply until they settle."""
+    seen: list[Seen]
+    next_at: Millis | None
+    """When the next timer or deadline is due; None when there is none."""
+    more: bool
+    """Whether more runs are ready for this worker (or more timers due) than this exchange could take."""
+    gone: bool = False
+    """The store does not know this incarnation: it was declared dead, or retired. It owns nothing and got nothing."""
+
+
+class Registration(Struct, kw_only=True):
+    """A worker incarnation that begins. `name` is unique to it, so that whoever started it can bury it."""
+
+    name: str
+    host: str
+    pid: int
+    queues: list[str]
+    workflows: list[str]
+    concurrency: int
+    lease: Millis
+
+
+class Severity(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(Struct):
+    """One line of `perdure doctor`: what was looked at, what was found, and what to do about it."""
+
+    severity: Severity
+    what: str
+    advice: str = ""
+
+
+class Topic(StrEnum):
+    """What a subscriber wants to be told of."""
+
+    WORK = "work"
+    """Something may be ready to be claimed, cancelled, or seen by a watch: for workers."""
+    ENDED = "ended"
+    """A run may have ended: for those who wait for results."""
+
+
+class Subscription(Protocol):
+    """Wake-ups for one event loop; open until closed."""
+
+    async def close(self) -> None: ...
+
+
+class Keeper(Protocol):
+    """Keeps the lease of one incarnation, from a thread and on a connection of its own."""
+
+    def renew(self) -> bool:
+        """Extends the lease, whether or not it ran out; False when the incarnation is gone. Blocks; may raise
+        `StoreUnavailable`, and is then tried again."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """Where runs live. See the module's text for what holds for every verb.
+
+    Errors of drivers leave as `StoreError` (and its kinds) only. Every method may be called from any event loop.
+    """
+
+    # --- lifecycle
+
+    async def open(self) -> None:
+        """Connects. An embedded store makes its schema; every store refuses one made by a newer version."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def migrate(self) -> list[str]:
+        """Brings the schema up to date; returns the names of the migrations applied now. Safe from many processes."""
+        ...
+
+    async def check(self) -> list[Finding]:
+        """What `perdure doctor` shows. Reads only."""
+        ...
+
+    async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
+        """Calls `wake`, in the event loop of the caller, whenever another transaction of any process may have
+        changed something of that topic. Wake-ups may be merged, early, or lost."""
+        ...
+
+    # --- clients
+
+    async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
+        """Makes runs, in order; the answer has one item for each. Two of one id in one call are one run."""
+        ...
+
+    async def signal(self, signal: Signal) -> None:
+        """Keeps a signal for its run, and wakes the run if it is parked for that name.
+
+        Raises `RunNotFound`, or `RunEnded` when the run is final."""
+        ...
+
+    async def cancel(self, run_id: str, reason: str, *, children: bool = True) -> State:
+        """Ends a run that is not running, now; asks for the end of one that is. Returns the state that it has now.
+
+        Its descendants follow, unless `children` is False. A run that has ended stays as it is."""
+        ...
+
+    async def retry(self, run_id: str, *, from_key: str | None = None) -> None:
+        """Queues a failed or cancelled run once more: attempt one up, crashes 0, no deadline; error checkpoints are
+        cleared. With `from_key`, also one that succeeded, and that checkpoint and all after it are cleared.
+
+        Raises `RunNotFound`, `RunNotEnded`, or `CheckpointNotFound`."""
+        ...
+
+    async def load(self, run_id: str) -> RunRecord | None: ...
+
+    async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
+        """Those of the runs that have ended, with their outcomes."""
+        ...
+
+    async def history(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Checkpoint]:
+        """Checkpoints of a run, in order of position, from the first one with a position over `after`."""
+        ...
+
+    async def find(self, run_id: str, key: str) -> Checkpoint | None: ...
+
+    async def signals(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Arrived]:
+        """Signals that wait at a run, in order of position, from the first one with a position over `after`."""
+        ...
+
+    async def runs(self, query: RunQuery) -> list[RunRecord]: ...
+
+    async def ahead(self, run_id: str) -> int:
+        """How many runs of its queue are ready and come before a queued run; at most 1000 are counted."""
+        ...
+
+    async def counts(self) -> list[Count]: ...
+
+    async def workers(self) -> list[WorkerRecord]:
+        """The incarnations whose lease has not ended."""
+        ...
+
+    # --- workers
+
+    async def register(self, worker: Registration) -> int:
+        """Begins an incarnation, with a lease from now; returns its id, which is never used again. From then on its
+        exchanges claim runs of its workflows on its queues, and of nothing else."""
+        ...
+
+    def keeper(self, worker: int, lease: Millis) -> Keeper: ...
+
+    async def exchange(self, exchange: Exchange) -> Exchanged:
+        """One call per wake of a worker: see `Exchange`."""
+        ...
+
+    async def reclaim(self) -> int:
+        """Takes back the runs of incarnations whose lease has ended, and forgets these; returns how many runs.
+
+        Each such run is `queued` in its old place with `attempt` one up and `cut_off` set. The blame goes to the runs
+        that have the most crashes among those of the same dead worker: theirs counts one up, so that one that kills
+        its worker again and again soon stands alone. From the second crash on, such a run backs off for a random
+        time up to `crash_backoff(crashes)`; at its `max_crashes` it ends as failed (`poisoned` makes the error)."""
+        ...
+
+    async def bury(self, name: str) -> int:
+        """Like `reclaim`, for one incarnation that its supervisor saw die, whatever its lease; returns how many runs."""
+        ...
+
+    async def retire(self, worker: int) -> None:
+        """Ends an incarnation in good order: what it still owns is released, not counted."""
+        ...
