@@ -1,0 +1,159 @@
+"""How exceptions are kept: as type, message, arguments and traceback text, and made again from that."""
+
+from __future__ import annotations
+
+import sys
+from math import isfinite
+from pathlib import Path
+from traceback import StackSummary, TracebackException
+
+from msgspec import json
+
+from perdure.errors import ErrorInfo, RunFailed, StepFailed
+
+MAX_TRACEBACK = 20_000
+MAX_MESSAGE = 10_000
+MAX_ARGS = 10_000
+"""Of JSON: longer arguments are not kept, and the exception is not made again."""
+MAX_CAUSES = 8
+
+_PACKAGE = Path(__file__).parent
+_MACHINERY = (str(_PACKAGE / "engine"), str(_PACKAGE / "stores"))
+
+
+def describe(error: BaseException) -> ErrorInfo:
+    """What is kept of an exception. Never raises, whatever the exception's own methods do.
+
+    The traceback is the text that Python would print, with the causes and without Perdure's own frames, shortened in
+    the middle when it is long.
+    """
+    info = _describe(error, MAX_CAUSES)
+    info.traceback = _traceback(error)
+    return info
+
+
+def encode_failure(error: BaseException) -> str:
+    """An exception as JSON: `describe` as text."""
+    return json.encode(describe(error)).decode()
+
+
+def decode_failure(text: str) -> ErrorInfo:
+    """What was kept of an exception. A text that can't be read gives an `ErrorInfo` that says so."""
+    try:
+        return json.decode(text, type=ErrorInfo)
+    except Exception as error:
+        return ErrorInfo(
+            type="perdure.errors:DecodingError",
+            message=f"what was kept of an error can't be read ({_text(error)}): {_shortened(text, 1000)}",
+        )
+
+
+def rebuild(info: ErrorInfo) -> BaseException | None:
+    """The exception, made again, with the kept traceback as a note; None when that can't be done faithfully.
+
+    It is made of a class in a module that is imported already (nothing is ever imported for it), that derives from
+    `Exception`, takes the kept arguments and gives the same message with them.
+
+    ```python
+    error = rebuild(decode_failure(body)) or StepFailed(key, info)
+    ```
+    """
+    cls = _find_class(info.type)
+    if cls is None or info.args is None:
+        return None
+    try:
+        error = cls(*info.args)
+        if type(error) is not cls or _shortened(_text(error), MAX_MESSAGE) != info.message:
+            return None
+        if info.traceback:
+            error.add_note(f"The traceback of where it was raised first:\n\n{info.traceback.rstrip()}")
+    except Exception:  # the class is the user's, and its constructor may want and do anything
+        return None
+    return error
+
+
+def _describe(error: BaseException, causes_left: int) -> ErrorInfo:
+    cls = type(error)
+    message = _text(error)
+    if isinstance(error, BaseExceptionGroup):
+        message += ": " + "; ".join(f"{type(each).__qualname__}: {_text(each)}" for each in error.exceptions[:10])
+    info = ErrorInfo(
+        type=f"{cls.__module__}:{cls.__qualname__}", message=_shortened(message, MAX_MESSAGE), args=_plain_args(error)
+    )
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None and causes_left:
+        info.cause = _describe(cause, causes_left - 1)
+    elif isinstance(error, StepFailed | RunFailed):
+        info.cause = error.info  # the exception that could not be made again goes on being told of
+    return info
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException:  # not even an exit that is raised while an error is written down may lose the error
+        return f"<str() of this {type(error).__qualname__} failed>"
+    return _storable(text)
+
+
+def _storable(text: str) -> str:
+    """Without lone surrogates, which are in error messages when they are in file names."""
+    return str.encode(text, errors="backslashreplace").decode()
+
+
+def _plain_args(error: BaseException) -> list[object] | None:
+    args = error.args
+    if isinstance(error, BaseExceptionGroup) or not all(_is_plain(arg) for arg in args):
+        return None
+    try:
+        return list(args) if len(json.encode(args)) <= MAX_ARGS else None
+    except (ValueError, OverflowError):  # surrogates, integers of thousands of digits
+        return None
+
+
+def _is_plain(value: object) -> bool:
+    # The exact types: what comes back from JSON for a subclass would be something else.
+    return value is None or type(value) in (str, int, bool) or (type(value) is float and isfinite(value))
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        text = TracebackException.from_exception(error)
+        _trim(text, MAX_CAUSES)
+        return _shortened(_storable("".join(text.format())), MAX_TRACEBACK)
+    except BaseException as failure:  # same as above: the error itself must not get lost
+        return f"(no traceback: writing it failed with {type(failure).__qualname__})"
+
+
+def _trim(text: TracebackException, depth: int) -> None:
+    """Cut out our own frames, and what is further away than `depth` causes."""
+    frames = [frame for frame in text.stack if not _is_ours(frame.filename)]
+    if frames:
+        text.stack = StackSummary.from_list(frames)
+    if not depth:
+        text.__cause__ = text.__context__ = None
+    for inner in (text.__cause__, text.__context__, *(text.exceptions or ())):
+        if inner is not None:
+            _trim(inner, depth - 1 if depth else 0)
+
+
+def _is_ours(filename: str) -> bool:
+    # Not the command line, the demo or contrib: functions of users' kind live there.
+    return filename.startswith(_MACHINERY) or Path(filename).parent == _PACKAGE
+
+
+def _shortened(text: str, limit: int) -> str:
+    """At most about `limit` characters, cut in the middle; the end says more than the beginning."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit // 4, limit - limit // 4
+    return f"{text[:head]}\n[… {len(text) - limit:,} characters left out …]\n{text[-tail:]}"
+
+
+def _find_class(name: str) -> type[Exception] | None:
+    module, _, qualname = name.partition(":")
+    found: object = sys.modules.get(module)
+    for part in qualname.split("."):
+        # Through the dictionaries: `getattr` could run a module's `__getattr__`, and that may import.
+        found = getattr(found, "__dict__", {}).get(part)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
