@@ -16,8 +16,8 @@ from typing import Any, Required, cast, get_origin
 
 from msgspec import json
 
-from perdure.codec import MISSING, Decoder, encode, encode_stable, type_name
 from perdure.errors import DecodingError, DefinitionError, InvalidInput
+from perdure.values import MISSING, Decoder, encode, encode_stable, type_name
 
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
@@ -67,7 +67,7 @@ class Signature:
     def encode(self, args: tuple[object, ...], kwargs: dict[str, object], limit: int) -> str:
         """The arguments of a call as one JSON object, by name; defaults that were not passed are left out.
 
-        Raises `InvalidInput` when they don't fit the parameters or their types, and what `codec.encode` raises.
+        Raises `InvalidInput` when they don't fit the parameters or their types, and what `values.encode` raises.
         """
         text = encode(self._bind(args, kwargs), f"the input of {self._what}", limit)
         self._check_types(text)
@@ -122,7 +122,7 @@ class Signature:
         """The arguments as JSON, by name and in sorted order, and a short hash of that; types are not checked.
 
         A call gives the same digest in every process, and however the arguments are passed. Raises `InvalidInput`
-        when they don't fit the parameters, and what `codec.encode` raises.
+        when they don't fit the parameters, and what `values.encode` raises.
         """
         if not args and not kwargs and not self._required:
             return _NO_ARGUMENTS
