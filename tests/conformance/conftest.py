@@ -1,0 +1,88 @@
+"""The stores under test. A new store joins the suite with one entry in `STORES`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from perdure.stores import open_store
+from perdure.stores.base import Store
+
+from .kit import ManualClock, Worker, worker
+
+MakeStore: TypeAlias = Callable[[], Awaitable[Store]]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A kind of store. `open` called twice with one directory opens one database twice, as two processes would."""
+
+    open: Callable[[Path, ManualClock], Store]
+    shared: bool = True
+    """Whether a database can be opened twice."""
+
+
+STORES = {
+    "sqlite": Backend(lambda path, clock: open_store(f"sqlite:///{path}/perdure.db", now=clock.now)),
+    "sqlite-memory": Backend(lambda _, clock: open_store("sqlite:///:memory:", now=clock.now), shared=False),
+}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=STORES)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return STORES[request.param]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def make_store(backend: Backend, tmp_path: Path, clock: ManualClock) -> AsyncIterator[MakeStore]:
+    """Opens the test's database; each further call opens it once more."""
+    opened: list[Store] = []
+
+    async def make() -> Store:
+        if opened and not backend.shared:
+            pytest.skip("this store can't be opened twice")
+        store = backend.open(tmp_path, clock)
+        await store.open()
+        opened.append(store)
+        return store
+
+    yield make
+    for store in reversed(opened):
+        await store.close()
+
+
+@pytest.fixture
+async def store(make_store: MakeStore) -> Store:
+    return await make_store()
+
+
+@pytest.fixture
+async def other(store: Store, make_store: MakeStore) -> Store:
+    """The same database, opened by another process."""
+    return await make_store()
+
+
+@pytest.fixture
+async def ada(store: Store) -> Worker:
+    """A worker that serves every lane."""
+    return await worker(store)
+
+
+@pytest.fixture
+async def bob(store: Store) -> Worker:
+    """Another worker that serves every lane."""
+    return await worker(store)

@@ -1,0 +1,130 @@
+"""Deadlines: a run that is not over in time ends as failed, whatever it was doing."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.model import Ended, State, deadline_exceeded
+from perdure.stores.base import Store, To
+
+from .kit import DAY, ManualClock, Worker, drain, for_run, for_signal, for_timer, ids, record, start
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_deadline_counts_from_the_start(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("r", timeout=1000)])
+    assert (await record(store, "r")).deadline == clock.now() + 1000
+    assert (await ada.exchange()).next_at == clock.now() + 1000
+
+
+async def test_a_deadline_of_a_delayed_run_counts_from_its_due_time(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("delay", delay=500, timeout=1000), start("at", at=clock.now() + 700, timeout=1000)])
+    assert (await record(store, "delay")).deadline == clock.now() + 1500
+    assert (await record(store, "at")).deadline == clock.now() + 1700
+    assert (await ada.exchange()).next_at == clock.now() + 500
+
+
+async def test_a_queued_run_fails_at_its_deadline_and_not_before(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("r", timeout=1000)])
+    clock.advance(ms=999)
+    await ada.exchange()
+    assert (await record(store, "r")).state == State.QUEUED
+    clock.advance(ms=1)
+    reply = await ada.exchange(slots=5)
+    assert (reply.claims, reply.next_at) == ([], None)
+    run = await record(store, "r")
+    assert (run.state, run.body, run.finished_at) == (State.FAILED, deadline_exceeded(), clock.now())
+
+
+async def test_a_run_claimed_just_before_its_deadline_may_run(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("r", timeout=1000)])
+    clock.advance(ms=999)
+    assert ids(await ada.claim()) == ["r"]
+
+
+async def test_a_waiting_run_fails_at_its_deadline(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("r", timeout=1000), start("x")])
+    claim, _ = await ada.claim(2)
+    await ada.park(claim, for_timer(clock.now() + DAY), for_signal(), for_run("x"))
+    clock.advance(ms=1000)
+    reply = await ada.exchange(slots=5)
+    assert (reply.claims, reply.next_at) == ([], None)
+    run = await record(store, "r")
+    assert (run.state, run.body, run.waits) == (State.FAILED, deadline_exceeded(), [])
+
+
+async def test_a_run_between_two_attempts_fails_at_its_deadline(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("r", timeout=1000)])
+    await ada.settle(await ada.claim_one(), To.RETRY, '"boom"', delay=DAY)
+    clock.advance(ms=1000)
+    assert await ada.claim() == []
+    assert await store.ended(["r"]) == [Ended("r", State.FAILED, deadline_exceeded())]
+
+
+async def test_a_timer_that_is_due_with_the_deadline_does_not_save_the_run(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("r", timeout=1000)])
+    await ada.park(await ada.claim_one(), for_timer(clock.now() + 1000))
+    clock.advance(ms=1000)
+    assert await ada.claim() == []
+    assert (await record(store, "r")).state == State.FAILED
+
+
+async def test_a_running_run_is_cancelled_at_its_deadline(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("r", timeout=1000)])
+    claim = await ada.claim_one()
+    clock.advance(ms=999)
+    assert (await ada.exchange()).cancelled == []
+    clock.advance(ms=1)
+    for _ in range(2):
+        reply = await ada.exchange()
+        assert [token for token, _ in reply.cancelled] == [claim.token]
+        assert (reply.next_at, reply.more) == (None, False)
+    run = await record(store, "r")
+    assert run.state == State.RUNNING and run.cancelling
+    reply = await ada.settle(claim, To.FAILED, deadline_exceeded())
+    assert (reply.refused, reply.cancelled) == ([], [])
+    assert (await record(store, "r")).state == State.FAILED
+
+
+async def test_any_worker_notices_the_deadline_of_anyones_run(
+    store: Store, ada: Worker, bob: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("r", timeout=1000)])
+    claim = await ada.claim_one()
+    clock.advance(ms=1000)
+    assert (await bob.exchange()).cancelled == []
+    assert [token for token, _ in (await ada.exchange()).cancelled] == [claim.token]
+
+
+async def test_a_run_that_fails_at_its_deadline_wakes_who_waits_for_it(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("parent"), start("child", delay=500, timeout=1000)])
+    await ada.park(await ada.claim_one(), for_run("child"))
+    clock.advance(ms=2000)
+    claims = await drain(ada)
+    assert [(claim.id, claim.ended) for claim in claims] == [
+        ("parent", [Ended("child", State.FAILED, deadline_exceeded())])
+    ]
+
+
+async def test_a_claim_that_was_settled_in_time_has_met_its_deadline(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("r", timeout=1000)])
+    claim = await ada.claim_one()
+    clock.advance(ms=5000)
+    await ada.settle(claim, body="1")
+    assert await store.ended(["r"]) == [Ended("r", State.SUCCEEDED, "1")]
+
+
+async def test_thousands_of_deadlines_pass_in_bounded_steps(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start(timeout=1000) for _ in range(2000)] + [start("fresh")])
+    clock.advance(ms=1000)
+    assert ids(await drain(ada)) == ["fresh"]
+    assert {(count.state, count.runs) for count in await store.counts()} == {(State.FAILED, 2000), (State.RUNNING, 1)}

@@ -1,0 +1,416 @@
+"""Leases: an incarnation owns its runs while it renews, and another worker carries on with them afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from perdure.model import Outcome, State, crash_backoff, poisoned
+from perdure.stores.base import Claim, Keeper, Store, To
+
+from .kit import (
+    LEASE,
+    ManualClock,
+    Worker,
+    checkpoint,
+    for_run,
+    for_signal,
+    ids,
+    message,
+    record,
+    save,
+    settle,
+    start,
+    watch,
+    worker,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def keeper(store: Store, ada: Worker) -> Iterator[Keeper]:
+    """Keeps the lease of ada."""
+    with closing(store.keeper(ada.id, ada.lease)) as keeper:
+        yield keeper
+
+
+async def renew(keeper: Keeper) -> bool:
+    return await asyncio.to_thread(keeper.renew)
+
+
+async def crash(store: Store, run_id: str, *, times: int, clock: ManualClock) -> Claim | None:
+    """Lets workers die with the run until it has crashed so often; then claims it, unless it has ended."""
+    for _ in range(times):
+        doomed = await worker(store)
+        claim = await doomed.claim_one()
+        assert claim.id == run_id
+        await store.bury(doomed.name)
+        clock.advance(ms=60_000)
+    claims = await (await worker(store)).claim(1)
+    return claims[0] if claims else None
+
+
+async def test_every_incarnation_has_an_id_of_its_own(store: Store, clock: ManualClock) -> None:
+    seen: set[int] = set()
+    for _ in range(5):
+        served = await worker(store)
+        assert served.id > 0 and served.id not in seen
+        seen.add(served.id)
+        await store.retire(served.id)
+    clock.advance(ms=LEASE)
+    await store.reclaim()
+    assert (await worker(store)).id not in seen
+
+
+async def test_a_lease_is_lost_at_its_end_and_not_before(
+    store: Store, ada: Worker, bob: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("r")])
+    stale = await ada.claim_one()
+    clock.advance(ms=LEASE - 1)
+    assert await store.reclaim() == 0
+    assert (await ada.exchange()).gone is False
+    clock.advance(ms=1)
+    assert await store.reclaim() == 1
+    run = await record(store, "r")
+    assert (run.state, run.worker, run.attempt, run.crashes) == (State.QUEUED, None, 2, 1)
+    newcomer = await worker(store)
+    claim = await newcomer.claim_one()
+    assert (claim.id, claim.attempt, claim.crashes, claim.cut_off) == ("r", 2, 1, True)
+    assert claim.token != stale.token
+
+
+async def test_an_exchange_after_a_crash_is_marked_only_once(store: Store, ada: Worker, bob: Worker) -> None:
+    await store.enqueue([start("r")])
+    await ada.claim_one()
+    await store.bury(ada.name)
+    claim = await bob.claim_one()
+    assert claim.cut_off
+    await bob.settle(claim, To.RELEASE)
+    assert not (await bob.claim_one()).cut_off
+
+
+async def test_reclaiming_again_finds_nothing(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start(), start()])
+    await ada.claim()
+    clock.advance(ms=LEASE)
+    assert [await store.reclaim(), await store.reclaim()] == [2, 0]
+
+
+async def test_a_renewed_lease_is_kept(store: Store, ada: Worker, keeper: Keeper, clock: ManualClock) -> None:
+    await store.enqueue([start("r")])
+    claim = await ada.claim_one()
+    for _ in range(5):
+        clock.advance(ms=LEASE - 1)
+        assert await renew(keeper)
+        assert await store.reclaim() == 0
+    assert (await ada.settle(claim, body="1")).refused == []
+
+
+async def test_a_lease_counts_from_its_renewal(store: Store, ada: Worker, keeper: Keeper, clock: ManualClock) -> None:
+    await store.enqueue([start()])
+    await ada.claim_one()
+    clock.advance(ms=LEASE // 2)
+    assert await renew(keeper)
+    assert [live.lease_until for live in await store.workers()] == [clock.now() + LEASE]
+    clock.advance(ms=LEASE - 1)
+    assert await store.reclaim() == 0
+    clock.advance(ms=1)
+    assert await store.reclaim() == 1
+
+
+async def test_a_lease_that_ran_out_is_renewed_while_nobody_reclaimed(
+    store: Store, ada: Worker, keeper: Keeper, clock: ManualClock
+) -> None:
+    await store.enqueue([start("r")])
+    claim = await ada.claim_one()
+    clock.advance(ms=10 * LEASE)
+    assert await renew(keeper)
+    assert await store.reclaim() == 0
+    assert (await ada.settle(claim, body="1")).refused == []
+
+
+async def test_a_late_worker_may_write_while_nobody_reclaimed(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("r")])
+    claim = await ada.claim_one()
+    clock.advance(ms=10 * LEASE)
+    reply = await ada.exchange(saves=[save(claim, checkpoint("k"))], settles=[settle(claim, body="1")])
+    assert (reply.refused, reply.gone) == ([], False)
+    assert (await record(store, "r")).state == State.SUCCEEDED
+
+
+async def test_a_reclaimed_worker_can_not_renew(store: Store, ada: Worker, keeper: Keeper, clock: ManualClock) -> None:
+    clock.advance(ms=LEASE)
+    await store.reclaim()
+    assert await renew(keeper) is False
+    assert await renew(keeper) is False
+
+
+async def test_a_reclaimed_worker_is_gone_and_writes_nothing(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("r"), start("s")])
+    stale = await ada.claim_one()
+    clock.advance(ms=LEASE)
+    await store.reclaim()
+    reply = await ada.exchange(
+        saves=[save(stale, checkpoint("k"), starts=start("child"))],
+        settles=[settle(stale, body="1")],
+        watches=[watch(stale, for_signal())],
+        slots=5,
+    )
+    assert (reply.gone, reply.claims, reply.seen, reply.cancelled) == (True, [], [], [])
+    run = await record(store, "r")
+    assert (run.state, run.body) == (State.QUEUED, None)
+    assert await store.history("r") == []
+    assert await store.load("child") is None
+
+
+async def test_a_late_write_does_not_disturb_the_new_owner(store: Store, ada: Worker, bob: Worker) -> None:
+    await store.enqueue([start("r")])
+    stale = await ada.claim_one()
+    await store.bury(ada.name)
+    claim = await bob.claim_one()
+    for to in To:
+        await ada.exchange(saves=[save(stale, checkpoint(to))], settles=[settle(stale, to, '"stale"')])
+    assert await store.history("r") == []
+    assert (await record(store, "r")).worker == bob.name
+    assert (await bob.settle(claim, body="1")).refused == []
+
+
+async def test_only_the_runs_of_the_dead_are_taken(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("hers"), start("theirs")])
+    await ada.claim_one()
+    clock.advance(ms=LEASE - 1)
+    late = await worker(store)
+    claim = await late.claim_one()
+    clock.advance(ms=1)
+    assert await store.reclaim() == 1
+    assert (await late.settle(claim, body="1")).refused == []
+    assert [live.id for live in await store.workers()] == [late.id]
+
+
+async def test_what_a_dead_worker_does_not_own_stays(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("done"), start("parked"), start("later"), start("new")])
+    done, parked, later = await ada.claim(3)
+    await ada.exchange(
+        settles=[
+            settle(done, body="1"),
+            settle(parked, To.PARK, waits=[for_signal()]),
+            settle(later, To.RETRY, "0", delay=10 * LEASE),
+        ]
+    )
+    before = [await record(store, run_id) for run_id in ("done", "parked", "later", "new")]
+    clock.advance(ms=LEASE)
+    assert await store.reclaim() == 0
+    assert [await record(store, run_id) for run_id in ("done", "parked", "later", "new")] == before
+
+
+async def test_what_was_saved_before_the_crash_is_there_after_it(store: Store, ada: Worker, bob: Worker) -> None:
+    await store.enqueue([start("r")])
+    await store.signal(message("r", body="1"))
+    claim = await ada.claim_one()
+    await ada.save(claim, checkpoint("good"), checkpoint("bad", outcome=Outcome.ERROR))
+    await ada.save(claim, checkpoint("step", outcome=Outcome.OPEN, attempts=2))
+    await store.bury(ada.name)
+    again = await bob.claim_one()
+    assert [(kept.key, kept.attempts) for kept in again.checkpoints] == [("good", 1), ("bad", 1), ("step", 2)]
+    assert [arrived.body for arrived in again.signals] == ["1"]
+
+
+async def test_a_supervisor_buries_a_worker_before_its_lease_ends(store: Store, ada: Worker, bob: Worker) -> None:
+    await store.enqueue([start("r"), start("s")])
+    await ada.claim(2)
+    assert await store.bury(ada.name) == 2
+    assert (await ada.exchange()).gone
+    claims = await bob.claim()
+    assert [(claim.id, claim.cut_off, claim.crashes) for claim in claims] == [("r", True, 1), ("s", True, 1)]
+    assert await store.bury(ada.name) == 0
+    assert (await bob.settle(claims[0], body="1")).refused == []
+
+
+async def test_burying_who_was_never_there_is_fine(store: Store, ada: Worker) -> None:
+    assert await store.bury("nobody") == 0
+    assert (await ada.exchange()).gone is False
+
+
+async def test_a_retired_worker_hands_back_without_counting(
+    store: Store, ada: Worker, bob: Worker, keeper: Keeper
+) -> None:
+    await store.enqueue([start("r"), start("s")])
+    stale, _ = await ada.claim(2)
+    await store.retire(ada.id)
+    assert (await record(store, "r")).state == State.QUEUED
+    assert [(claim.id, claim.attempt, claim.crashes, claim.cut_off) for claim in await bob.claim()] == [
+        ("r", 1, 0, False),
+        ("s", 1, 0, False),
+    ]
+    assert await renew(keeper) is False
+    reply = await ada.exchange(settles=[settle(stale, body="1")], slots=1)
+    assert (reply.gone, reply.claims) == (True, [])
+    await store.retire(ada.id)
+    assert [live.id for live in await store.workers()] == [bob.id]
+    assert (await record(store, "r")).state == State.RUNNING
+
+
+async def test_a_worker_that_starts_again_under_its_name_is_another_incarnation(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("r")])
+    await ada.claim_one()
+    await store.bury(ada.name)
+    again = await worker(store, name=ada.name)
+    assert again.id != ada.id
+    claim = await again.claim_one()
+    assert (await ada.exchange()).gone
+    assert (await again.settle(claim, body="1")).refused == []
+
+
+async def test_the_first_crash_costs_no_time(store: Store, clock: ManualClock) -> None:
+    await store.enqueue([start("r")])
+    doomed = await worker(store)
+    await doomed.claim_one()
+    await store.bury(doomed.name)
+    run = await record(store, "r")
+    assert (run.state, run.wake_at) == (State.QUEUED, None)
+
+
+@pytest.mark.parametrize("crashes", [2, 3, 4])
+async def test_from_the_second_crash_on_a_run_stays_away_for_a_while(
+    store: Store, clock: ManualClock, crashes: int
+) -> None:
+    await store.enqueue([start("r")])
+    assert await crash(store, "r", times=crashes - 1, clock=clock)
+    [doomed] = [live for live in await store.workers() if live.running]
+    await store.bury(doomed.name)
+    run = await record(store, "r")
+    assert (run.crashes, run.attempt) == (crashes, crashes + 1)
+    due = run.wake_at or clock.now()
+    assert clock.now() <= due <= clock.now() + crash_backoff(crashes)
+    clock.advance(ms=due - clock.now())
+    claim = await (await worker(store)).claim_one()
+    assert (claim.crashes, claim.cut_off) == (crashes, True)
+
+
+async def test_runs_that_crashed_together_come_back_apart(store: Store, clock: ManualClock) -> None:
+    await store.enqueue([start(f"r{n}") for n in range(30)])
+    for _ in range(2):
+        doomed = await worker(store)
+        assert len(await doomed.claim()) == 30
+        await store.bury(doomed.name)
+    assert len({(await record(store, f"r{n}")).wake_at for n in range(30)}) > 5
+
+
+async def test_a_run_that_ends_its_worker_too_often_fails(store: Store, clock: ManualClock) -> None:
+    await store.enqueue([start("r", max_crashes=3)])
+    assert await crash(store, "r", times=3, clock=clock) is None
+    run = await record(store, "r")
+    assert (run.state, run.crashes, run.body) == (State.FAILED, 3, poisoned(3))
+    assert run.finished_at is not None and (run.wake_at, run.worker) == (None, None)
+
+
+async def test_a_run_that_may_not_crash_at_all_fails_at_the_first(store: Store, ada: Worker, bob: Worker) -> None:
+    await store.enqueue([start("r", max_crashes=1), start("parent")])
+    _, parent = await ada.claim(2)
+    await ada.park(parent, for_run("r"))
+    await store.bury(ada.name)
+    claim = await bob.claim_one()
+    assert [(end.id, end.body) for end in claim.ended] == [("r", poisoned(1))]
+
+
+async def test_the_blame_goes_to_those_that_crashed_most(store: Store, ada: Worker, bob: Worker) -> None:
+    await store.enqueue([start("bad")])
+    await ada.claim_one()
+    await store.bury(ada.name)
+    await store.enqueue([start("good"), start("fine")])
+    assert ids(await bob.claim()) == ["bad", "good", "fine"]
+    await store.bury(bob.name)
+    runs = [await record(store, run_id) for run_id in ("bad", "good", "fine")]
+    assert [(run.crashes, run.attempt) for run in runs] == [(2, 3), (0, 2), (0, 2)]
+    assert [run.state for run in runs[1:]] == [State.QUEUED, State.QUEUED]
+    claims = await (await worker(store)).claim()
+    assert all(claim.cut_off for claim in claims if claim.id in ("good", "fine"))
+
+
+async def test_each_dead_worker_has_its_own_to_blame(store: Store, clock: ManualClock) -> None:
+    await store.enqueue([start("bad")])
+    first = await worker(store)
+    await first.claim_one()
+    await store.bury(first.name)
+    await store.enqueue([start("good"), start("alone")])
+    two, three = await worker(store), await worker(store)
+    assert ids(await two.claim(2)) == ["bad", "good"]
+    assert ids(await three.claim(2)) == ["alone"]
+    clock.advance(ms=LEASE)
+    assert await store.reclaim() == 3
+    crashes = {run_id: (await record(store, run_id)).crashes for run_id in ("bad", "good", "alone")}
+    assert crashes == {"bad": 2, "good": 0, "alone": 1}
+
+
+async def test_a_reclaimed_run_keeps_its_place(store: Store, ada: Worker, bob: Worker) -> None:
+    await store.enqueue([start("low", priority=5), start("first"), start("second")])
+    assert ids(await ada.claim(1)) == ["first"]
+    await store.enqueue([start("third"), start("urgent", priority=-1)])
+    await store.bury(ada.name)
+    assert ids(await bob.claim()) == ["urgent", "first", "second", "third", "low"]
+
+
+async def test_fresh_work_does_not_starve_what_was_reclaimed(store: Store, ada: Worker, bob: Worker) -> None:
+    await store.enqueue([start(f"old{n}") for n in range(5)])
+    await ada.claim(5)
+    await store.enqueue([start() for _ in range(500)])
+    await store.bury(ada.name)
+    assert ids(await bob.claim(5)) == [f"old{n}" for n in range(5)]
+
+
+async def test_what_was_reclaimed_does_not_starve_fresh_work(store: Store, ada: Worker, bob: Worker) -> None:
+    await store.enqueue([start(priority=1) for _ in range(60)])
+    await ada.claim()
+    await store.enqueue([start("fresh")])
+    await store.bury(ada.name)
+    assert ids(await bob.claim(1)) == ["fresh"]
+
+
+async def test_many_dead_workers_are_found_in_one_call(store: Store, clock: ManualClock) -> None:
+    await store.enqueue([start() for _ in range(400)])
+    for _ in range(8):
+        await (await worker(store)).claim(50)
+    clock.advance(ms=LEASE)
+    assert await store.reclaim() == 400
+    assert await store.workers() == []
+    survivor = await worker(store)
+    claimed: list[str] = []
+    while batch := await survivor.claim():
+        claimed += ids(batch)
+    assert len(set(claimed)) == len(claimed) == 400
+
+
+async def test_of_many_who_reclaim_at_once_one_takes_each_run(store: Store, other: Store, clock: ManualClock) -> None:
+    await store.enqueue([start(f"r{n}") for n in range(50)])
+    await (await worker(store)).claim(50)
+    clock.advance(ms=LEASE)
+    assert sum(await asyncio.gather(*(each.reclaim() for each in (store, other) * 5))) == 50
+    assert {(await record(store, f"r{n}")).attempt for n in range(50)} == {2}
+
+
+async def test_a_keeper_renews_from_another_process(
+    store: Store, other: Store, ada: Worker, clock: ManualClock
+) -> None:
+    with closing(other.keeper(ada.id, ada.lease)) as keeper:
+        clock.advance(ms=LEASE - 1)
+        assert await renew(keeper)
+        clock.advance(ms=LEASE - 1)
+        assert await store.reclaim() == 0
+        await store.bury(ada.name)
+        assert await renew(keeper) is False
+
+
+async def test_a_keeper_renews_while_the_event_loop_is_blocked(
+    store: Store, ada: Worker, keeper: Keeper, clock: ManualClock
+) -> None:
+    clock.advance(ms=LEASE - 1)
+    assert keeper.renew()
+    clock.advance(ms=LEASE - 1)
+    assert await store.reclaim() == 0

@@ -1,0 +1,148 @@
+"""The operator's retry: a run that ended is queued once more, from where it failed or from a given step."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.errors import CheckpointNotFound, PerdureError, RunNotEnded, RunNotFound
+from perdure.model import Outcome, State
+from perdure.stores.base import Store, To
+
+from .kit import ManualClock, Worker, checkpoint, drain, for_run, for_signal, ids, keys, message, record, start
+
+pytestmark = pytest.mark.anyio
+
+
+async def ended(store: Store, served: Worker, to: To = To.FAILED) -> None:
+    """A run `r` that kept a, b (an error) and c, and ended."""
+    await store.enqueue([start("r", timeout=60_000)])
+    claim = await served.claim_one()
+    await served.save(claim, checkpoint("a"), checkpoint("b", outcome=Outcome.ERROR), checkpoint("c"))
+    await served.settle(claim, to, '"over"')
+
+
+@pytest.mark.parametrize("to", [To.FAILED, To.CANCELLED])
+async def test_a_run_that_failed_or_was_cancelled_is_queued_once_more(
+    store: Store, ada: Worker, clock: ManualClock, to: To
+) -> None:
+    await ended(store, ada, to)
+    await store.retry("r")
+    run = await record(store, "r")
+    assert (run.state, run.attempt, run.crashes, run.deadline) == (State.QUEUED, 2, 0, None)
+    assert (run.finished_at, run.cancelling) == (None, None)
+    assert await store.ended(["r"]) == []
+    clock.advance(ms=10**9)
+    claim = await ada.claim_one()
+    assert (claim.attempt, claim.cut_off, claim.deadline, claim.cancelling) == (2, False, None, None)
+    assert [kept.key for kept in claim.checkpoints] == ["a", "c"]
+    await ada.settle(claim, body="1")
+    assert (await record(store, "r")).state == State.SUCCEEDED
+
+
+async def test_a_run_that_somebody_cancelled_is_not_cancelled_again_after_its_retry(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("r"), start("s")])
+    await ada.claim_one()
+    for run_id in ("r", "s"):
+        await store.cancel(run_id, "not wanted")
+    [(token, _)] = (await ada.exchange()).cancelled
+    claim = await ada.repeat()
+    assert claim.cancelled[0][0] == token
+    await store.retry("s")
+    [again] = await ada.claim()
+    assert (again.id, again.cancelling) == ("s", None)
+    assert [told for told, _ in (await ada.exchange()).cancelled] == [token]
+
+
+async def test_a_poisoned_run_gets_all_its_crashes_back(store: Store, ada: Worker, bob: Worker) -> None:
+    await store.enqueue([start("r", max_crashes=1)])
+    await ada.claim_one()
+    await store.bury(ada.name)
+    assert (await record(store, "r")).state == State.FAILED
+    await store.retry("r")
+    claim = await bob.claim_one()
+    assert (claim.crashes, claim.attempt) == (0, 3)
+
+
+async def test_a_run_is_restarted_from_a_step(store: Store, ada: Worker) -> None:
+    await ended(store, ada)
+    await store.retry("r", from_key="c")
+    assert await keys(store, "r") == ["a"]
+    assert (await ada.claim_one()).attempt == 2
+
+
+async def test_what_came_before_the_step_is_kept(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("r")])
+    claim = await ada.claim_one()
+    for key in ("one", "two", "three", "four"):
+        await ada.save(claim, checkpoint(key))
+    await ada.settle(claim, To.FAILED, '"x"')
+    await store.retry("r", from_key="three")
+    assert await keys(store, "r") == ["one", "two"]
+
+
+async def test_a_run_that_succeeded_is_restarted_from_a_step_only(store: Store, ada: Worker) -> None:
+    await ended(store, ada, To.SUCCEEDED)
+    with pytest.raises(PerdureError):
+        await store.retry("r")
+    assert (await record(store, "r")).state == State.SUCCEEDED
+    await store.retry("r", from_key="a")
+    run = await record(store, "r")
+    assert (run.state, run.attempt) == (State.QUEUED, 2)
+    assert await store.history("r") == []
+
+
+async def test_a_step_that_is_not_there_restarts_nothing(store: Store, ada: Worker) -> None:
+    await ended(store, ada)
+    before = await record(store, "r")
+    with pytest.raises(CheckpointNotFound):
+        await store.retry("r", from_key="missing")
+    assert await record(store, "r") == before
+    assert await keys(store, "r") == ["a", "b", "c"]
+
+
+async def test_a_run_that_has_not_ended_is_not_retried(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("parked"), start("running"), start("queued"), start("scheduled", delay=1000)])
+    parked, _ = await ada.claim(2)
+    await ada.park(parked, for_signal())
+    for run_id in ("parked", "running", "queued", "scheduled"):
+        before = await record(store, run_id)
+        with pytest.raises(RunNotEnded):
+            await store.retry(run_id)
+        assert await record(store, run_id) == before
+
+
+async def test_a_run_that_is_not_there_is_not_retried(store: Store) -> None:
+    with pytest.raises(RunNotFound):
+        await store.retry("missing")
+
+
+async def test_a_retried_run_keeps_its_place(store: Store, ada: Worker) -> None:
+    await ended(store, ada)
+    await store.enqueue([start("younger")])
+    await store.retry("r")
+    assert ids(await drain(ada)) == ["r", "younger"]
+
+
+async def test_a_retried_run_can_be_signalled_parked_and_waited_for_again(store: Store, ada: Worker) -> None:
+    await ended(store, ada)
+    await store.retry("r")
+    await ada.park(await ada.claim_one(), for_signal())
+    await store.enqueue([start("parent")])
+    await ada.park(await ada.claim_one(), for_run("r"))
+    assert (await record(store, "parent")).state == State.WAITING
+    await store.signal(message("r", body="1"))
+    claim = await ada.claim_one()
+    assert (claim.id, [arrived.body for arrived in claim.signals]) == ("r", ["1"])
+    await ada.settle(claim, body='"done"')
+    parent = await ada.claim_one()
+    assert (parent.id, [end.body for end in parent.ended]) == ("parent", ['"done"'])
+
+
+async def test_the_claim_that_ended_the_run_owns_nothing_after_the_retry(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("r")])
+    stale = await ada.claim_one()
+    await ada.settle(stale, To.FAILED, '"x"')
+    await store.retry("r")
+    await ada.settle(stale, To.FAILED, '"x"')
+    assert (await record(store, "r")).state == State.QUEUED
+    assert (await ada.save(stale, checkpoint("k"))).refused == [stale.token]
