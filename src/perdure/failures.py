@@ -6,6 +6,7 @@ import sys
 from math import isfinite
 from pathlib import Path
 from traceback import StackSummary, TracebackException
+from typing import cast
 
 from msgspec import json
 
@@ -16,6 +17,8 @@ MAX_MESSAGE = 10_000
 MAX_ARGS = 10_000
 """Of JSON: longer arguments are not kept, and the exception is not made again."""
 MAX_CAUSES = 8
+MAX_MEMBERS = 10
+"""Of an exception group that are told of in its message."""
 
 _PACKAGE = Path(__file__).parent
 _MACHINERY = (str(_PACKAGE / "engine"), str(_PACKAGE / "stores"))
@@ -74,11 +77,10 @@ def rebuild(info: ErrorInfo) -> BaseException | None:
 
 def _describe(error: BaseException, causes_left: int) -> ErrorInfo:
     cls = type(error)
-    message = _text(error)
-    if isinstance(error, BaseExceptionGroup):
-        message += ": " + "; ".join(f"{type(each).__qualname__}: {_text(each)}" for each in error.exceptions[:10])
     info = ErrorInfo(
-        type=f"{cls.__module__}:{cls.__qualname__}", message=_shortened(message, MAX_MESSAGE), args=_plain_args(error)
+        type=f"{cls.__module__}:{cls.__qualname__}",
+        message=_shortened(_message(error), MAX_MESSAGE),
+        args=_plain_args(error),
     )
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None and causes_left:
@@ -86,6 +88,14 @@ def _describe(error: BaseException, causes_left: int) -> ErrorInfo:
     elif isinstance(error, StepFailed | RunFailed):
         info.cause = error.info  # the exception that could not be made again goes on being told of
     return info
+
+
+def _message(error: BaseException) -> str:
+    if not isinstance(error, BaseExceptionGroup):
+        return _text(error)
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    parts = [f"{type(each).__qualname__}: {_text(each)}" for each in group.exceptions[:MAX_MEMBERS]]
+    return f"{_text(group)}: {'; '.join(parts)}"
 
 
 def _text(error: BaseException) -> str:
