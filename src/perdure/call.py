@@ -1,0 +1,111 @@
+"""`Call`: one thing to do, awaited in async code and waited for in sync code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import warnings
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeVar
+
+from perdure.errors import PerdureError
+
+T = TypeVar("T")
+
+
+class Portal:
+    """An event loop in a thread of its own, for programs that have none; begun when first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work` in the portal's loop and waits for its result. After a fork the child gets a loop of its own."""
+        return asyncio.run_coroutine_threadsafe(work, self._running()).result()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():
+                self._loop = asyncio.new_event_loop()
+                self._pid = os.getpid()
+                threading.Thread(target=self._loop.run_forever, name="perdure-portal", daemon=True).start()
+            return self._loop
+
+
+PORTAL = Portal()
+
+
+class Call(Coroutine[Any, Any, T]):
+    """One thing to do: nothing happens before it is awaited or waited for.
+
+    Async code awaits it (or hands it to `asyncio.gather`, a task group, `asyncio.wait_for`); sync code says `.wait()`
+    where async code says `await`. Both give the same value, and both can be done once.
+
+        receipt = await run.result()            # async
+        receipt = run.result().wait()           # sync: a script, Flask, Django, a sync workflow
+    """
+
+    __slots__ = ("_begun", "_make", "_wait", "_work", "what")
+
+    def __init__(
+        self,
+        make: Callable[[], Coroutine[Any, Any, T]],
+        what: str,
+        wait: Callable[[Coroutine[Any, Any, T]], T] = PORTAL.run,
+    ) -> None:
+        self.what = what
+        self._make = make
+        self._wait = wait
+        self._begun = False
+        self._work: Coroutine[Any, Any, T] | None = None
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._begin().__await__()
+
+    def wait(self) -> T:
+        """Does it and returns its value; blocks the calling thread until then.
+
+        Raises what awaiting it would raise, and `PerdureError` in the thread of an event loop, which it would block.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._wait(self._begin())
+        raise PerdureError(f"{self.what}: wait() would block the event loop of this thread; use await instead")
+
+    def send(self, value: Any, /) -> Any:
+        if self._work is None:
+            self._begin()
+        return self._work.send(value)  # type: ignore[union-attr]
+
+    def throw(self, typ: Any, val: Any = None, tb: Any = None, /) -> Any:
+        if self._work is None:
+            self._begin()
+        return self._work.throw(typ if val is None else val)  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        self._begun = True
+        if self._work is not None:
+            self._work.close()
+
+    def _begin(self) -> Coroutine[Any, Any, T]:
+        if self._begun:
+            raise PerdureError(f"{self.what}: awaited twice; keep its value instead")
+        self._begun = True
+        self._work = self._make()
+        return self._work
+
+    def __repr__(self) -> str:
+        return f"<Call {self.what}>"
+
+    def __del__(self) -> None:
+        if not self._begun:
+            warnings.warn(
+                f"{self.what} was never awaited, so it did not happen: write await (or .wait() in sync code)",
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
+            )

@@ -1,0 +1,127 @@
+"""The store as an app uses it: opened when first needed, and one watch for all results that are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import defaultdict
+from weakref import WeakKeyDictionary
+
+from perdure.errors import RunNotFound, StoreUnavailable
+from perdure.model import Ended
+from perdure.stores.base import Store, Subscription, Topic
+
+logger = logging.getLogger("perdure.client")
+
+_POLL = 1.0
+"""Seconds, at most, between two looks for results when no wake-up comes."""
+
+
+class Client:
+    """Opens the store once, whatever the number of event loops and threads that use the app."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._opened = False
+        self._opening: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._results: WeakKeyDictionary[asyncio.AbstractEventLoop, Results] = WeakKeyDictionary()
+
+    async def store(self) -> Store:
+        """The store, open."""
+        if not self._opened:
+            async with self._opening.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+                if not self._opened:
+                    await self._store.open()
+                    self._opened = True
+        return self._store
+
+    async def ended(self, run_id: str) -> Ended:
+        """Waits until a run has ended."""
+        store = await self.store()
+        results = self._results.setdefault(asyncio.get_running_loop(), Results(store))
+        return await results.wait(run_id)
+
+    async def close(self) -> None:
+        """Closes the store; the next use opens it again."""
+        for results in list(self._results.values()):
+            await results.close()
+        self._results.clear()
+        if self._opened:
+            self._opened = False
+            await self._store.close()
+
+
+class Results:
+    """The results that one event loop waits for: one subscription and one question to the store for all of them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: defaultdict[str, set[asyncio.Future[Ended]]] = defaultdict(set)
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._fresh: set[str] = set()
+
+    async def wait(self, run_id: str) -> Ended:
+        """Waits until the run has ended; `RunNotFound` when there is none of that id."""
+        future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._waiting[run_id].add(future)
+        self._fresh.add(run_id)
+        self._wake.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._serve())
+        try:
+            return await future
+        finally:
+            waiters = self._waiting[run_id]
+            waiters.discard(future)
+            if not waiters:
+                del self._waiting[run_id]
+
+    async def close(self) -> None:
+        if self._task is not None and self._task.get_loop() is asyncio.get_running_loop():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _serve(self) -> None:
+        """Asks for results whenever a wake-up comes, and from time to time, as long as somebody waits."""
+        subscription: Subscription | None = None
+        delay = 0.05
+        try:
+            while self._waiting:
+                try:
+                    if subscription is None:
+                        subscription = await self._store.subscribe(Topic.ENDED, self._wake.set)
+                    self._wake.clear()
+                    await self._look()
+                    delay = 0.05
+                    async with asyncio.timeout(_POLL * random.uniform(0.7, 1.0)):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+                except StoreUnavailable as error:
+                    logger.warning("the store does not answer (%s); still waiting for results", error)
+                    await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                    delay = min(delay * 2, 2.0)
+        except Exception as error:  # noqa: BLE001 (it belongs to those who wait)
+            for futures in self._waiting.values():
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(error)
+        finally:
+            if subscription is not None:
+                await subscription.close()
+
+    async def _look(self) -> None:
+        fresh, self._fresh = self._fresh, set()
+        for ended in await self._store.ended(list(self._waiting)):
+            fresh.discard(ended.id)
+            for future in self._waiting.get(ended.id, ()):
+                if not future.done():
+                    future.set_result(ended)
+        for run_id in fresh:
+            if run_id in self._waiting and await self._store.load(run_id) is None:
+                error = RunNotFound(f"there is no run {run_id!r}; was it pruned, or is this another store?")
+                for future in self._waiting[run_id]:
+                    if not future.done():
+                        future.set_exception(error)

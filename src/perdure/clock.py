@@ -1,0 +1,78 @@
+"""The store's time as a process knows it. Nothing in Perdure asks the machine what time it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from perdure.errors import InvalidInput
+from perdure.model import Millis
+
+
+class Alarm(Protocol):
+    """A callback that is due some time, until cancelled."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Tells the store's time to a worker, and calls back when a time has come."""
+
+    def saw(self, now: Millis) -> None:
+        """Learns what the store said the time is."""
+        ...
+
+    def now(self) -> Millis: ...
+
+    def call_at(self, at: Millis, callback: Callable[[], None]) -> Alarm:
+        """Calls back in the running event loop, at `at` or a little later."""
+        ...
+
+
+class StoreClock:
+    """The time that the store told last, plus what has passed since then on a clock that never jumps.
+
+    It is late by the way of the reply, never early, so that a timer that fires by it is due by the store's clock too.
+    """
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def saw(self, now: Millis) -> None:
+        self._ahead = now - time.monotonic() * 1000
+
+    def now(self) -> Millis:
+        return int(time.monotonic() * 1000 + self._ahead)
+
+    def call_at(self, at: Millis, callback: Callable[[], None]) -> Alarm:
+        return asyncio.get_running_loop().call_later(max(0, at - self.now()) / 1000, callback)
+
+
+def millis(duration: timedelta | float, what: str) -> Millis:
+    """A duration (a timedelta, or seconds) in milliseconds, rounded up; `InvalidInput` when negative or no number."""
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"{what} must be a timedelta or a number of seconds, not {type(duration).__name__}")
+    if not 0 <= seconds <= 3_200_000_000:  # a hundred years; this is false for NaN too
+        raise InvalidInput(f"{what} must lie between 0 and 100 years, not {duration}")
+    return -int(-seconds * 1000 // 1)
+
+
+def epoch_millis(moment: datetime, what: str) -> Millis:
+    """An aware datetime in milliseconds since the epoch; `InvalidInput` when it has no time zone."""
+    if not isinstance(moment, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"{what} must be a datetime, not {type(moment).__name__}")
+    if moment.utcoffset() is None:
+        raise InvalidInput(
+            f"{what} has no time zone: write datetime(..., tzinfo=UTC) or use a ZoneInfo, so that every worker reads"
+            " the same moment"
+        )
+    return round(moment.timestamp() * 1000)
+
+
+def moment(at: Millis) -> datetime:
+    """Milliseconds since the epoch as an aware datetime in UTC."""
+    return datetime.fromtimestamp(at / 1000, UTC)

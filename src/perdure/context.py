@@ -1,0 +1,113 @@
+"""What code inside of a run can ask for: sleep, wait, know who it is."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+from typing import Any, TypeVar, overload
+
+from perdure.call import Call
+from perdure.clock import epoch_millis, millis
+from perdure.codec import Decoder
+from perdure.engine.scope import Scope, check_key, scope_needed
+from perdure.engine.waits import signal_for, sleep_for
+
+T = TypeVar("T")
+
+
+class RunContext:
+    """The run that the calling code belongs to."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    @property
+    def id(self) -> str:
+        """The id of the run, the same for all its attempts: good as part of an idempotency key."""
+        return self._scope.execution.claim.id
+
+    @property
+    def workflow(self) -> str:
+        return self._scope.execution.definition.name
+
+    @property
+    def attempt(self) -> int:
+        """The number of the run's attempt, from 1; failures and crashes count, waits and shutdowns don't."""
+        return self._scope.execution.claim.attempt
+
+    @property
+    def step(self) -> str | None:
+        """The key of the step that the code is in; None in the workflow itself."""
+        return self._scope.step_key
+
+    @property
+    def step_attempt(self) -> int:
+        """The number of the step's attempt, from 1; 0 in the workflow itself."""
+        return self._scope.step_attempt
+
+    @property
+    def cancelling(self) -> bool:
+        """Whether this code should come to an end: the run is being cancelled or was lost, the step's time is over, or
+        the worker stops. Sync code that takes long looks here from time to time."""
+        execution = self._scope.execution
+        return execution.over or execution.cancelling is not None or self._scope.cancelled
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose records carry `run` and `attempt`."""
+        return self._scope.execution.logger
+
+
+def current_run() -> RunContext:
+    """The run that the calling code belongs to; raises `NotInWorkflow` outside of one.
+
+        current_run().logger.info("charging")
+    """
+    return RunContext(scope_needed("current_run()"))
+
+
+def sleep(duration: timedelta | float) -> Call[None]:
+    """Sleeps durably: the run is put away and goes on when the time has come, whatever happens meanwhile.
+
+    `duration` is a timedelta or seconds, from the first time that the run gets here. It holds no slot, thread or
+    connection. Only inside of a workflow.
+
+        await sleep(timedelta(days=2))
+    """
+    delay = millis(duration, "the duration of a sleep")
+    scope = scope_needed("sleep()")
+    return _call(scope, "sleep", lambda key: sleep_for(scope.execution, key, delay=delay))
+
+
+def sleep_until(when: datetime) -> Call[None]:
+    """Sleeps durably until an aware datetime; a moment that has passed does not wait. Only inside of a workflow."""
+    at = epoch_millis(when, "the end of a sleep")
+    scope = scope_needed("sleep_until()")
+    return _call(scope, "sleep", lambda key: sleep_for(scope.execution, key, at=at))
+
+
+@overload
+def wait_signal(name: str, type: type[T], *, timeout: timedelta | float | None = None) -> Call[T]: ...
+@overload
+def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | None = None) -> Call[Any]: ...
+def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | None = None) -> Call[Any]:  # noqa: A002
+    """Waits durably for the next signal of that name, sent with `run.signal(name, value)`.
+
+    Signals are kept from before the run waits, in order; each is taken once. The value is read as `type` (plain JSON
+    values when not given); `DecodingError` when it doesn't fit. After `timeout` (seconds or a timedelta, from the
+    first time that the run gets here) without one: `SignalTimedOut`. Only inside of a workflow.
+
+        approval = await wait_signal("approve", Approval, timeout=timedelta(days=7))
+    """
+    limit = None if timeout is None else millis(timeout, "timeout")
+    check_key(name)
+    scope = scope_needed("wait_signal()")
+    decoder: Decoder[Any] = Decoder(Any if type is None else type, f"signal {name}")
+    return _call(
+        scope, f"signal:{name}", lambda key: signal_for(scope.execution, key, name, decoder, limit)
+    )
+
+
+def _call(scope: Scope, name: str, work: Any) -> Call[Any]:
+    key = scope.key(name)
+    return Call(lambda: work(key), key, scope.execution.wait_from_thread)

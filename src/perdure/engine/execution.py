@@ -1,0 +1,433 @@
+"""The execution of one claimed run, from its claim to its settle."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import heapq
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from perdure.clock import Alarm
+from perdure.codec import encode
+from perdure.engine.definitions import WorkflowDefinition
+from perdure.engine.halt import Halt
+from perdure.engine.history import History, Inbox
+from perdure.engine.points import Point
+from perdure.engine.scope import Scope, enter
+from perdure.errors import (
+    ArgumentsChanged,
+    DecodingError,
+    DefinitionError,
+)
+from perdure.failures import encode_failure
+from perdure.model import Checkpoint, Ended, Json, Kind, Millis, Outcome, Start, Wait, WaitFor, deadline_exceeded
+from perdure.stores.base import Claim, Save, Seen, Settle, To, Watch
+
+if TYPE_CHECKING:
+    from perdure.engine.worker import Runtime
+
+T = TypeVar("T")
+
+_QUIET = 10
+"""Turns of the event loop without activity after which a run counts as having nothing in flight but waits. One step's
+end may take a few turns (a lock, a queue, a task group) to become another one's call."""
+
+_DEADLINE = "deadline"
+
+_NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError)
+
+
+class ContinueAsNew(BaseException):
+    """Unwinds the workflow; the run begins anew with another input."""
+
+    def __init__(self, body: Json) -> None:
+        super().__init__("continue as new")
+        self.body = body
+
+
+class Execution:
+    """One claim at work: runs the workflow function and knows what of it is in flight.
+
+    `run` is the life of it on one screen; steps and waits come in through `active`, `save` and `wait`.
+    """
+
+    def __init__(self, runtime: Runtime, claim: Claim, definition: WorkflowDefinition) -> None:
+        self.runtime = runtime
+        self.claim = claim
+        self.definition = definition
+        self.token = claim.token
+        self.history = History(claim, runtime.store)
+        self.inbox = Inbox(claim, runtime.store)
+        self.ended: dict[str, Ended] = {ended.id: ended for ended in claim.ended}
+        self.tasks: set[asyncio.Task[Any]] = set()
+        """Tasks of the user's own making that called a step or a wait."""
+        self.cancelling = claim.cancelling
+        self.over = False
+        """Nothing that this execution says counts any more: it is parked, lost, handed back or settled."""
+        self.progressed = False
+        """Whether something new has completed since the claim, so that what comes next wasn't cut off before it."""
+        self.logger = logging.LoggerAdapter(
+            logging.getLogger(f"perdure.run.{definition.name}"), {"run": claim.id, "attempt": claim.attempt}
+        )
+        self._delivered = False
+        self._closing = False
+        self._active = 0
+        self._waits: dict[str, tuple[Wait, asyncio.Future[Seen | None]]] = {}
+        self._activity = 0
+        self._replays: list[tuple[Millis, int, int, asyncio.Future[None]]] = []
+        self._replayed = 0
+        self._idle: asyncio.Future[None] | None = None
+        self._names: set[str] = set()
+        self._deadline: Alarm | None = None
+        self.task: asyncio.Task[None] = runtime.loop.create_task(self.run())
+
+    # --- the life of it
+
+    async def run(self) -> None:
+        """Decodes the input, runs the workflow, settles what became of it."""
+        scope = Scope(self, self.task if self.definition.is_async else None)
+        enter(scope)
+        if self.claim.deadline is not None:
+            self._deadline = self.runtime.clock.call_at(self.claim.deadline, lambda: self.cancel(_DEADLINE))
+        try:
+            settle = await self._attempt(scope)
+            self._closing = True
+            while self._active and not self.over:  # a failed step does not take its siblings' checkpoints with it
+                await self._until_idle()
+            if not self.over:
+                self.tap(Point.BEFORE_SETTLE, "")
+                self.over = True
+                self.runtime.pump.settle(settle)
+        except asyncio.CancelledError:
+            if not self.over:  # cancelled while it waited for its last steps, or the loop ends
+                self.over = True
+                self.runtime.pump.settle(self._release() if self.cancelling is None else self._cancelled())
+        except BaseException:
+            if not self.over:
+                raise
+        finally:
+            self._close()
+
+    async def _attempt(self, scope: Scope) -> Settle:
+        try:
+            args, kwargs = self.definition.signature.decode(self.claim.input)
+            if self.definition.is_async:
+                value = await self.definition.fn(*args, **kwargs)
+            else:
+                value = await self._sync_body(scope, lambda: self.definition.fn(*args, **kwargs))
+            body = encode(value, f"the result of workflow {self.definition.name}", self.runtime.max_value_bytes)
+        except ContinueAsNew as again:
+            return self._settle(To.CONTINUE, again.body)
+        except asyncio.CancelledError as error:
+            if self.over:
+                raise
+            if self.cancelling is None:
+                return self._failed(error)
+            return self._cancelled()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 (whatever user code raises is the run's outcome)
+            if self.over:
+                raise
+            return self._failed(error)
+        return self._settle(To.SUCCEEDED, body)
+
+    async def _sync_body(self, scope: Scope, fn: Callable[[], T]) -> T:
+        """Runs a sync workflow. When the run is cancelled it ends as its function does: a thread can't be stopped."""
+        future = self.in_thread(scope, fn)
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                if self.over:
+                    raise
+        return future.result()
+
+    def _failed(self, error: BaseException) -> Settle:
+        retry = self.definition.retry
+        body = encode_failure(error)
+        if (
+            retry is None
+            or self.cancelling is not None
+            or isinstance(error, _NOT_WORTH_RETRYING)
+            or not retry.covers(error)
+            or not retry.allows(self.claim.attempt)
+        ):
+            return self._settle(To.FAILED, body)
+        return Settle(
+            self.claim.ref, self.token, To.RETRY, body, delay=retry.delay_after(self.claim.attempt, self.runtime.random())
+        )
+
+    def _cancelled(self) -> Settle:
+        if self.cancelling == _DEADLINE:
+            return self._settle(To.FAILED, deadline_exceeded())
+        return self._settle(To.CANCELLED, encode(self.cancelling, "the reason", self.runtime.max_value_bytes))
+
+    def _settle(self, to: To, body: Json) -> Settle:
+        return Settle(self.claim.ref, self.token, to, body)
+
+    def _release(self) -> Settle:
+        return Settle(self.claim.ref, self.token, To.RELEASE)
+
+    def _close(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for task in self.tasks:
+            task.cancel()
+        self._end_waits()
+        self.runtime.finished(self)
+
+    # --- what others ask of it
+
+    def cancel(self, reason: str) -> None:
+        """Has the run's code cancelled, once; async code may clean up, sync code sees `cancelling`."""
+        if self.over or self._delivered:
+            return
+        self.cancelling = self.cancelling or reason
+        self._delivered = True
+        self.task.cancel(reason)
+        for task in self.tasks:
+            task.cancel(reason)
+
+    def lost(self) -> None:
+        """Stops: another worker owns the run now, or will."""
+        self.halt()
+
+    def release(self) -> None:
+        """Stops and hands the run back, uncounted."""
+        if not self.over:
+            self.halt()
+            self.runtime.pump.settle(self._release())
+
+    def halt(self) -> None:
+        """Stops without a word to the store."""
+        self.over = True
+        self._end_waits()
+        self.task.cancel()
+        for task in self.tasks:
+            task.cancel()
+        self.runtime.finished(self)
+
+    def saw(self, seen: Seen) -> None:
+        """A watched wait is true."""
+        entry = self._waits.get(seen.key)
+        if entry is None or entry[1].done() or (seen.signal is not None and not self.inbox.accept(seen.signal)):
+            return
+        entry[1].set_result(seen)
+
+    # --- what steps and waits need
+
+    def now(self) -> Millis:
+        """The store's time."""
+        return self.runtime.clock.now()
+
+    def tap(self, point: Point, key: str) -> None:
+        """Lets a test look in, or end the worker here."""
+        if self.runtime.tap is not None:
+            self.runtime.tap(point, self.claim.id, key)
+
+    def check(self) -> None:
+        """Raises `Halt` when nothing new may begin: the execution is over, or its function has ended."""
+        if self.over or self._closing:
+            raise Halt
+
+    def claim_name(self, key: str) -> None:
+        """Takes a key that the user gave; twice in one attempt is a mistake."""
+        if key in self._names:
+            raise DefinitionError(f"two calls in one run have the key {key}; a key given with .options(key=…) must be unique")
+        self._names.add(key)
+
+    async def saved(self, key: str, kind: Kind, digest: str = "") -> Checkpoint | None:
+        """The checkpoint of an earlier attempt under that key; `ArgumentsChanged` if it stands for something else."""
+        self.check()
+        found = self.history.take(key)
+        if found is None and not self.history.complete:
+            self._busy()
+            try:
+                found = await self.history.fetch(key)
+            finally:
+                self._done()
+            self.check()
+        if found is None:
+            return None
+        if found.kind is not kind:
+            raise ArgumentsChanged(
+                f"{key} was a {found.kind} in an earlier attempt of run {self.claim.id} and is a {kind} now; give the"
+                " new one another name, or let runs in flight end before the deploy"
+            )
+        if found.digest != digest:
+            raise ArgumentsChanged(
+                f"step {key} of run {self.claim.id} is called with other arguments than in an earlier attempt; make"
+                " what they depend on (time, random numbers, unordered data) the result of a step, or name the call"
+                " with .options(key=…)"
+            )
+        return found
+
+    async def replay(self, when: Millis, position: int = 0) -> None:
+        """Lets kept outcomes arrive in the order in which they came about, so that `as_completed`, `wait` and the like
+        decide as they did before."""
+        self._busy()
+        try:
+            future: asyncio.Future[None] = self.runtime.loop.create_future()
+            if not self._replays:
+                self.runtime.loop.call_soon(self._replay_next)
+            self._replayed += 1
+            heapq.heappush(self._replays, (when, position, self._replayed, future))
+            await future
+        finally:
+            self._done()
+        self.check()
+
+    def _replay_next(self) -> None:
+        future = heapq.heappop(self._replays)[-1]
+        if not future.done():
+            future.set_result(None)
+        if self._replays:
+            self.runtime.loop.call_soon(self._replay_next)
+
+    async def save(self, checkpoint: Checkpoint, *, consumes: int | None = None, starts: Start | None = None) -> None:
+        """Makes a checkpoint durable."""
+        if self.over:
+            raise Halt
+        await self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
+        if checkpoint.outcome is not Outcome.OPEN:
+            self.progressed = True
+
+    def save_soon(self, checkpoint: Checkpoint) -> None:
+        """Has a checkpoint written with the next exchange, at the latest with the settle of this claim."""
+        self.check()
+        self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint))
+
+    def _busy(self) -> None:
+        self._active += 1
+        self._activity += 1
+
+    def _done(self) -> None:
+        self._active -= 1
+        if self._active == 0:
+            if self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
+            self._consider_parking()
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """While something of the run is at work, and not merely waiting."""
+        self._busy()
+        try:
+            yield
+        finally:
+            self._done()
+
+    async def live(self) -> None:
+        """Code passes from replay to something new. A run whose cancellation was asked for before this claim gets it
+        here, where it would have been."""
+        self.check()
+        if self.cancelling is not None and not self._delivered:
+            self.cancel(self.cancelling)
+            await self.runtime.loop.create_future()
+
+    async def _until_idle(self) -> None:
+        self._idle = self.runtime.loop.create_future()
+        await self._idle
+
+    def in_thread(self, scope: Scope, fn: Callable[[], T]) -> asyncio.Future[T]:
+        """Runs sync code in a thread that knows the scope."""
+        context = contextvars.copy_context()
+        context.run(enter, scope)
+        return asyncio.wrap_future(self.runtime.threads.at(scope.depth).submit(fn, context))
+
+    def wait_from_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a step or a wait for sync code of this run, which blocks until it is over."""
+        if self.over:
+            work.close()
+            raise Halt
+        future = asyncio.run_coroutine_threadsafe(self._tracked(work), self.runtime.loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise asyncio.CancelledError(self.cancelling) from None
+
+    async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self.tasks.add(task)
+        try:
+            return await work
+        finally:
+            self.tasks.discard(task)
+
+    # --- waiting and parking
+
+    async def wait(self, wait: Wait) -> Seen | None:
+        """Waits until the condition is true, or (None) its time is over. The run may be parked meanwhile."""
+        await self.live()
+        future: asyncio.Future[Seen | None] = self.runtime.loop.create_future()
+        self._waits[wait.key] = (wait, future)
+        alarm = None if wait.at is None else self.runtime.clock.call_at(wait.at, lambda: _ring(future))
+        self._activity += 1
+        if self._active:
+            self._watch(wait)
+        else:
+            self._consider_parking()
+        try:
+            seen = await future
+        finally:
+            del self._waits[wait.key]
+            self.runtime.pump.unwatch(self.token, wait.key)
+            if alarm is not None:
+                alarm.cancel()
+            self._activity += 1
+            self._consider_parking()
+        self.check()
+        self.progressed = True
+        return seen
+
+    def _watch(self, wait: Wait) -> None:
+        if wait.what is not WaitFor.TIMER:
+            self.runtime.pump.watch(Watch(self.claim.ref, self.token, wait))
+
+    def _consider_parking(self) -> None:
+        if not self._active and self._waits and not self.over and not self._closing:
+            self.runtime.loop.call_soon(self._quieter, self._activity, _QUIET)
+
+    def _quieter(self, activity: int, turns: int) -> None:
+        if self.over or self._closing or not self._waits:
+            return
+        if activity != self._activity:
+            if self._active:  # it goes on beside its waits
+                for wait, _ in self._waits.values():
+                    self._watch(wait)
+            return
+        if turns:
+            self.runtime.loop.call_soon(self._quieter, activity, turns - 1)
+        elif any(future.done() for _, future in self._waits.values()):
+            return  # its code goes on in a moment
+        elif self.cancelling is not None:  # it cleans up, and is not put away for that
+            for wait, _ in self._waits.values():
+                self._watch(wait)
+        else:
+            self._park()
+
+    def _park(self) -> None:
+        try:
+            self.tap(Point.PARKED, "")
+        except Halt:
+            return
+        waits = [wait for wait, _ in self._waits.values()]
+        self.halt()
+        self.runtime.pump.settle(Settle(self.claim.ref, self.token, To.PARK, waits=waits))
+
+    def _end_waits(self) -> None:
+        for wait, future in self._waits.values():
+            self.runtime.pump.unwatch(self.token, wait.key)
+            if not future.done():
+                future.set_exception(Halt())
+                future.exception()
+
+
+def _ring(future: asyncio.Future[Seen | None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,81 @@
+"""What a run has behind it: its checkpoints, read in pages, and the signals that wait for it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from perdure.model import Arrived, Checkpoint
+from perdure.stores.base import PAGE, Claim, Store
+
+
+class History:
+    """The checkpoints of a run in flight, each taken once.
+
+    A claim brings the first page; the others are read when replay gets there, so a run with a million steps behind it
+    holds a page or two of them in memory.
+    """
+
+    def __init__(self, claim: Claim, store: Store) -> None:
+        self._run_id = claim.id
+        self._store = store
+        self._loaded = {checkpoint.key: checkpoint for checkpoint in claim.checkpoints}
+        self._after = claim.checkpoints[-1].position if claim.checkpoints else 0
+        self.complete = not claim.more_checkpoints
+        """Whether every checkpoint has been read, so that what isn't loaded doesn't exist."""
+
+    def take(self, key: str) -> Checkpoint | None:
+        """The checkpoint if it is loaded."""
+        return self._loaded.pop(key, None)
+
+    async def fetch(self, key: str) -> Checkpoint | None:
+        """The checkpoint if there is one, which takes at most two reads: the next page has it when the code is as it
+        was; when the code has changed since, it is looked up by its key."""
+        page = await self._store.history(self._run_id, after=self._after, limit=PAGE)
+        if page:
+            self._after = page[-1].position
+        if len(page) < PAGE:
+            self.complete = True
+        self._loaded.update((checkpoint.key, checkpoint) for checkpoint in page)
+        found = self._loaded.pop(key, None)
+        if found is None and not self.complete:
+            found = await self._store.find(self._run_id, key)
+        return found
+
+
+class Inbox:
+    """The signals that waited at a run when it was claimed. Each signal is taken once, however this run learns of it."""
+
+    def __init__(self, claim: Claim, store: Store) -> None:
+        self._run_id = claim.id
+        self._store = store
+        self._waiting = deque(claim.signals)
+        self._last = claim.signals[-1].position if claim.signals else 0
+        self._complete = not claim.more_signals
+        self._taken: set[int] = set()
+
+    async def take(self, name: str) -> Arrived | None:
+        """The first signal of that name that isn't taken yet."""
+        skipped = 0
+        while True:
+            while skipped < len(self._waiting):
+                signal = self._waiting[skipped]
+                if signal.name == name:
+                    del self._waiting[skipped]
+                    if self.accept(signal):
+                        return signal
+                else:
+                    skipped += 1
+            if self._complete:
+                return None
+            page = await self._store.signals(self._run_id, after=self._last, limit=PAGE)
+            self._complete = len(page) < PAGE
+            self._waiting.extend(page)
+            if page:
+                self._last = page[-1].position
+
+    def accept(self, signal: Arrived) -> bool:
+        """Takes a signal that a watch saw; False when it was taken already."""
+        if signal.position in self._taken:
+            return False
+        self._taken.add(signal.position)
+        return True

@@ -1,0 +1,46 @@
+"""The thread that keeps a worker's lease."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from perdure.errors import PerdureError
+from perdure.model import Millis
+from perdure.stores.base import Keeper
+
+logger = logging.getLogger("perdure.worker")
+
+
+class LeaseThread:
+    """Renews a lease three times in its length, whatever the event loop is doing; calls `gone`, from its thread, when
+    the store does not know the incarnation any more."""
+
+    def __init__(self, keeper: Keeper, lease: Millis, gone: Callable[[], None]) -> None:
+        self._keeper = keeper
+        self._pause = lease / 1000 / 3
+        self._gone = gone
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="perdure-lease", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops renewing; returns at once."""
+        self._stop.set()
+
+    def _renew(self) -> None:
+        pause = self._pause
+        try:
+            while not self._stop.wait(pause):
+                try:
+                    if not self._keeper.renew():
+                        if not self._stop.is_set():
+                            self._gone()
+                        return
+                    pause = self._pause
+                except PerdureError as error:
+                    logger.warning("the lease could not be renewed (%s); trying again", error)
+                    pause = min(self._pause, 0.5)
+        finally:
+            self._keeper.close()

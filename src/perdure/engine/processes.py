@@ -1,0 +1,67 @@
+"""Steps in processes of their own, for work that would hold the interpreter's lock; there they can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import multiprocessing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from perdure.codec import encode
+from perdure.errors import DefinitionError
+from perdure.signature import Signature
+
+if TYPE_CHECKING:
+    from pebble import ProcessPool
+
+
+class Processes:
+    """A pool of processes, begun at the first step that asks for one. Cancelling a call kills its process.
+
+    Arguments and result travel as JSON, as everything else does; the function is found by module and name.
+    """
+
+    def __init__(self, limit: int, max_value_bytes: int) -> None:
+        self._limit = limit
+        self._max_value_bytes = max_value_bytes
+        self._pool: ProcessPool | None = None
+
+    async def run(self, fn: Callable[..., Any], arguments: str) -> Any:
+        """What `fn` returns in another process; its exception when it raises one."""
+        if "<" in fn.__qualname__:
+            raise DefinitionError(
+                f"step {fn.__qualname__} can't run in a process: another process must find it, so define it at the top"
+                " level of a module"
+            )
+        future = self._started().schedule(_call, [fn.__module__, fn.__qualname__, arguments, self._max_value_bytes])
+        text = await asyncio.wrap_future(future)
+        return Signature(fn, f"step {fn.__qualname__}", open_ended=True).returns.decode(text)
+
+    def close(self) -> None:
+        """Kills what is running."""
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join()
+            self._pool = None
+
+    def _started(self) -> ProcessPool:
+        if self._pool is None:
+            try:
+                from pebble import ProcessPool  # noqa: PLC0415 (an extra)
+            except ModuleNotFoundError:
+                raise DefinitionError(
+                    "a step with process=True needs an extra: pip install 'perdure[process]'"
+                ) from None
+            self._pool = ProcessPool(max_workers=self._limit, context=multiprocessing.get_context("spawn"))
+        return self._pool
+
+
+def _call(module: str, qualname: str, arguments: str, limit: int) -> str:
+    """In the other process: finds the function, calls it, gives back its result as JSON."""
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    fn: Callable[..., Any] = getattr(found, "fn", found)  # the module's name holds the step made of the function
+    args, kwargs = Signature(fn, f"step {qualname}", open_ended=True).decode(arguments)
+    return encode(fn(*args, **kwargs), f"the result of step {qualname}", limit)

@@ -1,0 +1,271 @@
+"""The exchange loop: one call to the store per wake, for all runs of a worker together.
+
+Whatever runs want written while a call is under way goes into the next one, so that runs side by side share commits
+without waiting for a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from perdure.clock import Alarm, Clock
+from perdure.engine.halt import Halt
+from perdure.errors import PerdureError, StoreUnavailable
+from perdure.model import Millis
+from perdure.stores.base import Claim, Exchange, Exchanged, Save, Seen, Settle, Store, Watch
+
+logger = logging.getLogger("perdure.worker")
+
+POLL = 1.0
+"""Seconds, at most, between two looks at the store when no wake-up comes; a random part is taken off."""
+
+_SATURATED = 0.05
+"""Seconds that a wake-up may wait when there is neither a free slot nor anything to write."""
+
+
+class Owner(Protocol):
+    """What the pump needs of the execution of a run."""
+
+    @property
+    def token(self) -> int: ...
+    def lost(self) -> None: ...
+    def cancel(self, reason: str) -> None: ...
+    def saw(self, seen: Seen) -> None: ...
+
+
+class Pump:
+    """Collects what runs have to say, exchanges it with the store, and hands out what comes back."""
+
+    def __init__(
+        self, store: Store, clock: Clock, *, free: Callable[[], int], begin: Callable[[Claim], None]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._free = free
+        self._begin = begin
+        self.owners: dict[int, Owner] = {}
+        self._saves: list[tuple[Save, asyncio.Future[None]]] = []
+        self._settles: list[Settle] = []
+        self._watches: dict[tuple[int, str], Watch] = {}
+        self._wake = asyncio.Event()
+        self._hinted = True
+        self._look = True
+        self._looking: asyncio.TimerHandle | None = None
+        self._polling: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None
+        self._alarm_at: Millis | None = None
+        self._serial = 0
+        self._worker = 0
+        self._stopping = False
+        self.claiming = True
+        self.dead = False
+        self.exchanges = 0
+        """How many exchanges were made; for tests and measurements."""
+
+    # --- what runs say
+
+    def save(self, save: Save) -> asyncio.Future[None]:
+        """Has a checkpoint written with the next exchange. The future is done when it is durable, and raises `Halt`
+        when the run is not this worker's any more."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._saves.append((save, future))
+        self._wake.set()
+        return future
+
+    def settle(self, settle: Settle) -> None:
+        """Has a run settled with the next exchange, after the checkpoints that were handed in before."""
+        self._settles.append(settle)
+        self._wake.set()
+
+    def watch(self, watch: Watch) -> None:
+        """Asks with every exchange, until `unwatch`, whether a wait is true."""
+        self._watches[watch.token, watch.wait.key] = watch
+        self._wake.set()
+
+    def unwatch(self, token: int, key: str) -> None:
+        self._watches.pop((token, key), None)
+
+    def hint(self) -> None:
+        """Something may have changed in the store."""
+        self._hinted = True
+        self._wake.set()
+
+    # --- the loop
+
+    def assign(self, worker: int) -> None:
+        """Speaks for a (new) incarnation from now on. What was collected for an older one is dropped: it is refused
+        by its tokens anyway."""
+        self._worker = worker
+        self._serial = 0
+        self._hinted = True
+        self._wake.set()
+
+    async def run(self) -> bool:
+        """Exchanges until the store says that the incarnation is gone (True), or until stopped (False)."""
+        self._poll()
+        try:
+            while not self._stopping:
+                await self._woken()
+                exchange, futures = self._collect()
+                reply = await self._send(exchange, futures)
+                if reply is not None:
+                    self._deliver(exchange, futures, reply)
+                    if reply.gone:
+                        return True
+            return False
+        finally:
+            for timer in (self._polling, self._looking, self._alarm):
+                if timer is not None:
+                    timer.cancel()
+            self._looking = self._alarm = None
+
+    def stop(self) -> None:
+        """Has `run` return after the exchange that is under way."""
+        self._stopping = True
+        self._wake.set()
+
+    async def flush(self) -> None:
+        """One exchange without claims, for what is left at shutdown."""
+        exchange, futures = self._collect()
+        if exchange.saves or exchange.settles:
+            self._deliver(exchange, futures, await self._store.exchange(exchange))
+
+    async def _woken(self) -> None:
+        """Waits until there is something to say, or something may be ready that there is room for."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._saves or self._settles or self._look or self._stopping:
+                return
+            if self._hinted and (self._room() or self._watches):
+                return
+            if self._hinted and not self._looking:
+                # There is no room, but it may be a cancellation. Many starts must not become as many exchanges.
+                self._looking = asyncio.get_running_loop().call_later(_SATURATED, self._must_look)
+
+    def _must_look(self) -> None:
+        self._looking = None
+        self._look = True
+        self._wake.set()
+
+    def _poll(self) -> None:
+        """Looks at the store without a hint, from time to time: hints may be lost."""
+        self._must_look()
+        self._polling = asyncio.get_running_loop().call_later(POLL * random.uniform(0.7, 1.0), self._poll)
+
+    def _room(self) -> int:
+        return max(0, self._free()) if self.claiming else 0
+
+    def _collect(self) -> tuple[Exchange, list[tuple[Save, asyncio.Future[None]]]]:
+        saves, self._saves = self._saves, []
+        settles, self._settles = self._settles, []
+        self._hinted = self._look = False
+        self._serial += 1
+        exchange = Exchange(
+            worker=self._worker,
+            serial=self._serial,
+            saves=[save for save, _ in saves],
+            settles=settles,
+            slots=self._room(),
+            watches=list(self._watches.values()),
+        )
+        return exchange, saves
+
+    async def _send(
+        self, exchange: Exchange, futures: list[tuple[Save, asyncio.Future[None]]]
+    ) -> Exchanged | None:
+        """Exchanges, for as long as it takes: an error that may pass is tried again, under the same serial."""
+        delay = 0.05
+        while True:
+            try:
+                self.exchanges += 1
+                reply = await self._store.exchange(exchange)
+            except StoreUnavailable as error:
+                logger.warning("the store does not answer (%s); next try in about %.1f s", error, delay)
+                exchange.repeated = True
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                delay = min(delay * 2, 2.0)
+            except PerdureError as error:
+                await self._one_by_one(exchange, futures, error)
+                return None
+            else:
+                self._clock.saw(reply.now)
+                return reply
+
+    async def _one_by_one(
+        self, exchange: Exchange, futures: list[tuple[Save, asyncio.Future[None]]], error: PerdureError
+    ) -> None:
+        """An exchange that the store can't take: one run's part must not take the others' with it."""
+        if len(exchange.saves) + len(exchange.settles) <= 1:
+            logger.error("the store refuses what run says", exc_info=error)
+            for _, future in futures:
+                _fail(future, error)
+            for settle in exchange.settles:
+                if owner := self.owners.get(settle.token):
+                    owner.lost()
+            if not futures and not exchange.settles:
+                await asyncio.sleep(1.0)
+                self.hint()
+            return
+        parts: list[tuple[Exchange, list[tuple[Save, asyncio.Future[None]]]]] = []
+        for item in futures:
+            parts.append((Exchange(self._worker, 0, saves=[item[0]]), [item]))
+        for settle in exchange.settles:
+            parts.append((Exchange(self._worker, 0, settles=[settle]), []))
+        for part, owned in parts:
+            self._serial += 1
+            part.serial = self._serial
+            reply = await self._send(part, owned)
+            if reply is not None:
+                self._deliver(part, owned, reply)
+        self.hint()
+
+    def _deliver(
+        self, exchange: Exchange, futures: list[tuple[Save, asyncio.Future[None]]], reply: Exchanged
+    ) -> None:
+        if self.dead:
+            return
+        refused = set(reply.refused)
+        for save, future in futures:
+            if reply.gone or save.token in refused:
+                _fail(future, Halt("the run is not this worker's any more"))
+            elif not future.done():
+                future.set_result(None)
+        for settle in exchange.settles:
+            self.owners.pop(settle.token, None)
+        for token in refused:
+            if owner := self.owners.get(token):
+                owner.lost()
+        for token, reason in reply.cancelled:
+            if owner := self.owners.get(token):
+                owner.cancel(reason)
+        for seen in reply.seen:
+            if owner := self.owners.get(seen.token):
+                owner.saw(seen)
+        for claim in reply.claims:
+            self._begin(claim)
+        self._set_alarm(reply.next_at)
+        if reply.more:
+            self.hint()
+
+    def _set_alarm(self, at: Millis | None) -> None:
+        if at == self._alarm_at and self._alarm is not None:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = at
+        self._alarm = None if at is None else self._clock.call_at(at, self._rang)
+
+    def _rang(self) -> None:
+        self._alarm = None
+        self.hint()
+
+
+def _fail(future: asyncio.Future[None], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # a save that nobody waits for may fail without a word: its run was told

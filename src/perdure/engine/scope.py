@@ -1,0 +1,110 @@
+"""Where in a run the code is: gives steps and waits the keys under which their checkpoints are found.
+
+A key is a name, `#n` for the n-th of that name, with the key of the enclosing step before it (`outer/inner#2`). Numbers
+are given when a step is *called*, so `gather(a(1), a(2))` is `a` and `a#2` whichever ends first. Code that runs in an
+asyncio task of its own counts for itself (`~1/a` in the first such task), because two tasks that go on side by side
+would otherwise take each other's numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import DefinitionError, NotInWorkflow
+
+if TYPE_CHECKING:
+    from perdure.engine.execution import Execution
+
+
+class Scope:
+    """A stretch of a run's code whose calls are numbered together."""
+
+    __slots__ = ("_counts", "_forks", "cancelled", "depth", "execution", "prefix", "step_attempt", "step_key", "task")
+
+    def __init__(
+        self,
+        execution: Execution,
+        task: asyncio.Task[Any] | None,
+        prefix: str = "",
+        *,
+        depth: int = 0,
+        step_key: str | None = None,
+        step_attempt: int = 0,
+    ) -> None:
+        self.execution = execution
+        self.task = task
+        self.prefix = prefix
+        self.depth = depth
+        self.step_key = step_key
+        self.step_attempt = step_attempt
+        self.cancelled = False
+        """Whether the step of this scope was cancelled by itself (its timeout), for sync code to look at."""
+        self._counts: dict[str, int] = {}
+        self._forks = 0
+
+    def key(self, name: str) -> str:
+        """The key of the next call of that name here."""
+        count = self._counts.get(name, 0) + 1
+        self._counts[name] = count
+        return f"{self.prefix}{name}" if count == 1 else f"{self.prefix}{name}#{count}"
+
+    def named(self, key: str) -> str:
+        """The key that the user gave with `.options(key=…)`: once per enclosing step, whatever the task."""
+        prefix = f"{self.step_key}/" if self.step_key else ""
+        full = f"{prefix}[{key}]"
+        self.execution.claim_name(full)
+        return full
+
+    def fork(self, task: asyncio.Task[Any]) -> Scope:
+        """The scope of an asyncio task that was made from here."""
+        self._forks += 1
+        return Scope(
+            self.execution,
+            task,
+            f"{self.prefix}~{self._forks}/",
+            depth=self.depth,
+            step_key=self.step_key,
+            step_attempt=self.step_attempt,
+        )
+
+
+_scope: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
+
+
+def enter(scope: Scope) -> None:
+    """Makes `scope` the one of the current task or thread."""
+    _scope.set(scope)
+
+
+def scope_here() -> Scope | None:
+    """The scope of the calling code; None outside of a run."""
+    scope = _scope.get()
+    if scope is None:
+        return None
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread: sync code of a workflow or step
+        return scope
+    if task is None or task is scope.task:
+        return scope
+    scope = scope.fork(task)
+    scope.execution.tasks.add(task)
+    _scope.set(scope)
+    return scope
+
+
+def scope_needed(what: str) -> Scope:
+    """The scope of the calling code; `NotInWorkflow` outside of a run."""
+    scope = scope_here()
+    if scope is None:
+        raise NotInWorkflow(f"{what} works inside of a workflow that a worker runs; this code isn't in one")
+    return scope
+
+
+def check_key(key: str) -> str:
+    """A key given by the user, or `DefinitionError`."""
+    if not isinstance(key, str) or not 0 < len(key) <= 200 or not key.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DefinitionError(f"a step's key must be a string of 1 to 200 printable characters, not {key!r}")
+    return key

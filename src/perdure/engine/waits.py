@@ -1,0 +1,133 @@
+"""What a run can wait for, and the children that it starts."""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import Any
+
+from msgspec import json
+
+from perdure.codec import Decoder
+from perdure.engine.execution import Execution
+from perdure.errors import RunCancelled, RunFailed, SignalTimedOut
+from perdure.failures import decode_failure, encode_failure
+from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, Start, State, Wait, WaitFor
+
+_ENDED = json.Decoder(Ended)
+
+
+async def sleep_for(execution: Execution, key: str, *, delay: Millis | None = None, at: Millis | None = None) -> None:
+    """Sleeps until `at`, or for `delay` from now; what was fixed in an earlier attempt holds."""
+    saved = await execution.saved(key, Kind.SLEEP)
+    if saved is not None and saved.at is not None:
+        until = saved.at
+    else:
+        await execution.live()
+        now = execution.now()
+        until = at if at is not None else now + (delay or 0)
+        execution.save_soon(Checkpoint(key, Kind.SLEEP, Outcome.OPEN, at=until, started_at=now))
+    if until <= execution.now():
+        await execution.replay(until)
+    else:
+        await execution.wait(Wait(key, WaitFor.TIMER, at=until))
+
+
+async def signal_for(
+    execution: Execution, key: str, name: str, decoder: Decoder[Any], timeout: Millis | None
+) -> Any:
+    """The next signal of that name; `SignalTimedOut` when its time is over and none is there."""
+    saved = await execution.saved(key, Kind.SIGNAL)
+    if saved is not None and saved.outcome is not Outcome.OPEN:
+        await execution.replay(saved.saved_at, saved.position)
+        if saved.outcome is Outcome.OK:
+            return decoder.decode(saved.body or "null")
+        raise SignalTimedOut(decode_failure(saved.body or "null").message)
+    await execution.live()
+    began = execution.now() if saved is None else saved.started_at
+    at = saved.at if saved is not None else None if timeout is None else began + timeout
+    with execution.in_flight():
+        arrived = await execution.inbox.take(name)
+    if arrived is None and (at is None or at > execution.now()):
+        if saved is None:
+            execution.save_soon(Checkpoint(key, Kind.SIGNAL, Outcome.OPEN, at=at, started_at=began))
+        seen = await execution.wait(Wait(key, WaitFor.SIGNAL, name, at))
+        arrived = seen.signal if seen is not None else None
+    with execution.in_flight():
+        return await _consume(execution, key, name, decoder, began, arrived)
+
+
+async def _consume(
+    execution: Execution, key: str, name: str, decoder: Decoder[Any], began: Millis, arrived: Arrived | None
+) -> Any:
+    if arrived is None:
+        error = SignalTimedOut(f"no signal {name!r} came in time")
+        await execution.save(Checkpoint(key, Kind.SIGNAL, Outcome.ERROR, encode_failure(error), started_at=began))
+        raise error
+    await execution.save(
+        Checkpoint(key, Kind.SIGNAL, Outcome.OK, arrived.body, started_at=began), consumes=arrived.position
+    )
+    return decoder.decode(arrived.body)
+
+
+async def start_child(execution: Execution, key: str, start: Start) -> str:
+    """Starts a child run once, together with the checkpoint that says so; returns its id."""
+    saved = await execution.saved(key, Kind.CHILD)
+    if saved is not None:
+        await execution.replay(saved.saved_at, saved.position)
+        return json.decode(saved.body or '""', type=str)
+    await execution.live()
+    with execution.in_flight():
+        body = json.encode(start.id).decode()
+        await execution.save(
+            Checkpoint(key, Kind.CHILD, Outcome.OK, body, started_at=execution.now()), starts=start
+        )
+    return start.id
+
+
+def child_id(execution: Execution, key: str) -> str:
+    """An id that says where the child comes from. It is random in part: the same key comes again when a run is
+    retried or continues as new, and its checkpoint, not its id, makes a start happen once."""
+    return f"{execution.claim.id}/{key}.{token_hex(4)}"
+
+
+async def result_of(execution: Execution, key: str, run_id: str, decoder: Decoder[Any], timeout: Millis | None) -> Any:
+    """The result of another run: waits for its end, and keeps what it saw."""
+    saved = await execution.saved(key, Kind.RESULT)
+    if saved is not None and saved.outcome is not Outcome.OPEN:
+        await execution.replay(saved.saved_at, saved.position)
+        if saved.body is None:
+            raise TimeoutError(_too_late(run_id))
+        return result(_ENDED.decode(saved.body), decoder)
+    await execution.live()
+    began = execution.now() if saved is None else saved.started_at
+    at = saved.at if saved is not None else None if timeout is None else began + timeout
+    ended = execution.ended.get(run_id)
+    if ended is None:
+        seen = None
+        if at is None or at > execution.now():
+            if saved is None:
+                execution.save_soon(Checkpoint(key, Kind.RESULT, Outcome.OPEN, at=at, started_at=began))
+            seen = await execution.wait(Wait(key, WaitFor.RUN, run_id, at))
+        ended = seen.ended if seen is not None else None
+    with execution.in_flight():
+        body = None if ended is None else json.encode(ended).decode()
+        good = ended is not None and ended.state is State.SUCCEEDED
+        await execution.save(
+            Checkpoint(key, Kind.RESULT, Outcome.OK if good else Outcome.ERROR, body, started_at=began)
+        )
+    if ended is None:
+        raise TimeoutError(_too_late(run_id))
+    return result(ended, decoder)
+
+
+def result(ended: Ended, decoder: Decoder[Any]) -> Any:
+    """The result of a run that ended, or its error raised."""
+    if ended.state is State.SUCCEEDED:
+        return decoder.decode(ended.body or "null")
+    if ended.state is State.CANCELLED:
+        raise RunCancelled(ended.id, json.decode(ended.body or '"no reason given"', type=str))
+    raise RunFailed(ended.id, decode_failure(ended.body or "null"))
+
+
+def _too_late(run_id: str) -> str:
+    return f"run {run_id} has not ended in time; it goes on, and its result can be asked for again"

@@ -1,0 +1,268 @@
+"""A worker: an incarnation in the store, slots for runs, and the loops that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from secrets import token_hex
+from typing import Any
+
+from perdure.clock import Clock
+from perdure.engine.definitions import StepDefinition, WorkflowDefinition
+from perdure.engine.execution import Execution
+from perdure.engine.leases import LeaseThread
+from perdure.engine.points import Tap
+from perdure.engine.processes import Processes
+from perdure.engine.pump import Pump
+from perdure.engine.threads import ThreadLayers
+from perdure.errors import PerdureError, StoreUnavailable
+from perdure.model import Millis
+from perdure.stores.base import Claim, Registration, Store, Subscription, Topic
+
+logger = logging.getLogger("perdure.worker")
+
+_RECLAIM_PAUSE = 0.7
+"""Seconds between two looks for dead workers: with the lease, how long a run waits for a new one."""
+
+_BURY_TIMEOUT = 2.0
+"""Seconds that a stop waits, once the grace is over, for each thing that only the store can do."""
+
+
+class Runtime:
+    """What executions share: the store, the clock, the pump, threads and processes."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        concurrency: int,
+        max_value_bytes: int,
+        begin: Callable[[Claim], None],
+        tap: Tap | None,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.max_value_bytes = max_value_bytes
+        self.tap = tap
+        self.loop = asyncio.get_running_loop()
+        self.executions: dict[int, Execution] = {}
+        self.pump = Pump(store, clock, free=lambda: concurrency - len(self.executions), begin=begin)
+        self.threads = ThreadLayers(min(concurrency, 64))
+        self.processes = Processes(os.cpu_count() or 1, max_value_bytes)
+        self.steps: dict[str, StepDefinition] = {}
+        """The steps that were called, by name."""
+        self.random = random.Random().random
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def began(self, execution: Execution) -> None:
+        self.executions[execution.token] = execution
+        self.pump.owners[execution.token] = execution
+        self.idle.clear()
+
+    def finished(self, execution: Execution) -> None:
+        """Frees the slot; more than once does nothing."""
+        if self.executions.pop(execution.token, None) is not None:
+            self.pump.hint()
+            if not self.executions:
+                self.idle.set()
+
+
+class Worker:
+    """Claims runs of the app's workflows and executes them, `concurrency` at a time.
+
+    Use it as an async context manager, or call `start` and `stop`. It serves until stopped: a store that goes away is
+    waited for, an incarnation that was declared dead is followed by a new one.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], Awaitable[Store]],
+        workflows: Mapping[str, WorkflowDefinition],
+        clock: Clock,
+        *,
+        queues: Sequence[str],
+        concurrency: int,
+        lease: Millis,
+        grace: float,
+        max_value_bytes: int,
+        name: str | None = None,
+        tap: Tap | None = None,
+    ) -> None:
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
+        self._open = store
+        self._workflows = workflows
+        self._clock = clock
+        self._queues = list(queues)
+        self._concurrency = concurrency
+        self._lease = lease
+        self._grace = grace
+        self._max_value_bytes = max_value_bytes
+        self._tap = tap
+        self._incarnation = 0
+        self._lives = 0
+        self._stopping = False
+        self._keeper: LeaseThread | None = None
+        self._subscription: Subscription | None = None
+        self._loops: list[asyncio.Task[None]] = []
+        self._runtime: Runtime | None = None
+
+    @property
+    def running(self) -> int:
+        """How many runs it executes now."""
+        return len(self.runtime.executions)
+
+    @property
+    def runtime(self) -> Runtime:
+        if self._runtime is None:
+            raise PerdureError("the worker is not started: use `async with app.worker():` or await worker.start()")
+        return self._runtime
+
+    async def __aenter__(self) -> Worker:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Registers with the store and begins to claim; raises when the store can't be used."""
+        store = await self._open()
+        self._runtime = Runtime(
+            store,
+            self._clock,
+            concurrency=self._concurrency,
+            max_value_bytes=self._max_value_bytes,
+            begin=self._begin,
+            tap=self._tap,
+        )
+        await self._register()
+        self._subscription = await self.runtime.store.subscribe(Topic.WORK, self._runtime.pump.hint)
+        self._loops = [
+            asyncio.create_task(self._forever("exchange", self._exchange)),
+            asyncio.create_task(self._forever("reclaim", self._reclaim)),
+        ]
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Stops claiming, lets runs end for `grace` seconds, hands back the others at once, and leaves the store.
+
+        Always returns, within about the grace and a few seconds, even when the store is gone.
+        """
+        runtime = self.runtime
+        self._stopping = True
+        runtime.pump.claiming = False
+        try:
+            async with asyncio.timeout(self._grace if grace is None else grace):
+                await runtime.idle.wait()
+        except TimeoutError:
+            logger.warning("the time of grace is over: %d runs are handed back", len(runtime.executions))
+        for execution in list(runtime.executions.values()):
+            execution.release()
+        runtime.pump.stop()
+        await _bounded(asyncio.shield(self._loops[0]))
+        await self._end_loops()
+        await _bounded(runtime.pump.flush())
+        await self._leave(self.runtime.store.retire(self._incarnation))
+
+    async def kill(self) -> None:
+        """Stops as if the process had died: nothing is written, the lease is left to end. For tests."""
+        self.runtime.pump.dead = True
+        for execution in list(self.runtime.executions.values()):
+            execution.halt()
+        await self._end_loops()
+        await self._leave(None)
+
+    async def _end_loops(self) -> None:
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+
+    async def _leave(self, goodbye: Coroutine[Any, Any, None] | None) -> None:
+        if self._keeper is not None:
+            self._keeper.stop()
+        if goodbye is not None:
+            await _bounded(goodbye)
+        if self._subscription is not None:
+            await _bounded(self._subscription.close())
+        self.runtime.processes.close()
+
+    # --- incarnations
+
+    async def _register(self) -> None:
+        """Begins an incarnation: its id is new, and so are the tokens of its claims."""
+        self._lives += 1
+        self._incarnation = await self.runtime.store.register(
+            Registration(
+                name=self.name if self._lives == 1 else f"{self.name}.{self._lives}",
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                queues=self._queues,
+                workflows=list(self._workflows),
+                concurrency=self._concurrency,
+                lease=self._lease,
+            )
+        )
+        loop = asyncio.get_running_loop()
+        self._keeper = LeaseThread(
+            self.runtime.store.keeper(self._incarnation, self._lease),
+            self._lease,
+            lambda: loop.call_soon_threadsafe(self.runtime.pump.hint),
+        )
+        self.runtime.pump.assign(self._incarnation)
+
+    async def _exchange(self) -> None:
+        """Exchanges until the incarnation is gone, then begins another."""
+        if not await self.runtime.pump.run():
+            return
+        logger.warning("this worker was declared dead (its lease ended); its runs are others' now, it begins anew")
+        for execution in list(self.runtime.executions.values()):
+            execution.lost()
+        if self._keeper is not None:
+            self._keeper.stop()
+        await self._register()
+
+    async def _reclaim(self) -> None:
+        """Takes back what dead workers held."""
+        await asyncio.sleep(_RECLAIM_PAUSE * random.uniform(0.7, 1.0))
+        count = await self.runtime.store.reclaim()
+        if count:
+            logger.warning("took back %d runs of workers that died", count)
+            self.runtime.pump.hint()
+
+    async def _forever(self, what: str, once: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Repeats one duty of the worker, through whatever goes wrong with it."""
+        delay = 0.1
+        while not self._stopping:
+            try:
+                await once()
+                delay = 0.1
+            except StoreUnavailable as error:
+                logger.warning("%s: the store does not answer (%s); trying again", what, error)
+            except Exception:
+                logger.exception("%s went wrong; trying again", what)
+            else:
+                continue
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(delay * 2, 2.0)
+
+    # --- runs
+
+    def _begin(self, claim: Claim) -> None:
+        definition = self._workflows[claim.workflow]
+        self.runtime.began(Execution(self.runtime, claim, definition))
+
+
+async def _bounded(work: Awaitable[Any]) -> None:
+    """Does something at the end that may fail or hang without keeping the end from coming."""
+    try:
+        async with asyncio.timeout(_BURY_TIMEOUT):
+            await work
+    except TimeoutError:
+        logger.warning("gave up waiting for the store at the end; what is left is freed when the lease ends")
+    except PerdureError as error:
+        logger.warning("at the end: %s", error)

@@ -1,0 +1,97 @@
+"""Why a run is in the state that it is in: answered from what the store decides by, not from a guess beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.clock import moment
+from perdure.failures import decode_failure
+from perdure.model import RunRecord, State, Wait, WaitFor, WorkerRecord
+
+_MOST_COUNTED = 1000
+
+
+def explain(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
+    """One sentence: the reason, and what would change it. `ahead` counts ready runs that come before a queued one."""
+    match run.state:
+        case State.SCHEDULED:
+            return _scheduled(run)
+        case State.QUEUED:
+            return _queued(run, workers, ahead)
+        case State.RUNNING:
+            return _running(run)
+        case State.WAITING:
+            return "waits for " + " or ".join(_wait(wait) for wait in run.waits)
+        case State.SUCCEEDED:
+            return f"succeeded at {_time(run.finished_at)}"
+        case State.FAILED:
+            error = decode_failure(run.body or "null")
+            return f"failed at {_time(run.finished_at)}: {error}; `perdure runs retry` tries it again"
+        case State.CANCELLED:
+            return f"was cancelled at {_time(run.finished_at)}: {run.body or 'no reason given'}"
+
+
+def _scheduled(run: RunRecord) -> str:
+    until = _time(run.wake_at)
+    if run.held is not None:
+        return f"{run.held}, until {until}"
+    if run.body is not None:
+        return f"backs off until {until} after attempt {run.attempt - 1} failed: {decode_failure(run.body)}"
+    return f"is to start at {until}"
+
+
+def _queued(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
+    if run.held is not None:
+        return f"is held: {run.held}"
+    serving = [worker for worker in workers if run.queue in worker.queues and run.workflow in worker.workflows]
+    if not serving:
+        return _unserved(run, workers)
+    free = sum(max(0, worker.concurrency - worker.running) for worker in serving)
+    if free > ahead:
+        return "is ready: a worker takes it in a moment"
+    more = "at least " if ahead >= _MOST_COUNTED else ""
+    slots = sum(worker.concurrency for worker in serving)
+    return (
+        f"is ready, {more}{ahead} runs of queue {run.queue} come before it, and all {slots} slots of"
+        f" {_workers(len(serving))} are taken"
+    )
+
+
+def _unserved(run: RunRecord, workers: Sequence[WorkerRecord]) -> str:
+    if not workers:
+        return f"no live worker serves workflow {run.workflow}: none is running; start one with `perdure worker MODULE:APP`"
+    knowing = [worker for worker in workers if run.workflow in worker.workflows]
+    if knowing:
+        queues = sorted({queue for worker in knowing for queue in worker.queues})
+        return (
+            f"no live worker serves queue {run.queue}: those that know workflow {run.workflow} serve {', '.join(queues)};"
+            f" start one with `--queues {run.queue}`"
+        )
+    return (
+        f"no live worker serves workflow {run.workflow}: {_workers(len(workers))} of this store run other code; start"
+        " one whose app defines it"
+    )
+
+
+def _running(run: RunRecord) -> str:
+    where = f"runs on worker {run.worker}, attempt {run.attempt}"
+    return where if run.cancelling is None else f"{where}; it was asked to end: {run.cancelling}"
+
+
+def _wait(wait: Wait) -> str:
+    limit = "" if wait.at is None else f" (until {_time(wait.at)})"
+    match wait.what:
+        case WaitFor.TIMER:
+            return f"{_time(wait.at)} ({wait.key})"
+        case WaitFor.SIGNAL:
+            return f"signal {wait.target}{limit}"
+        case WaitFor.RUN:
+            return f"run {wait.target} to end{limit}"
+
+
+def _workers(count: int) -> str:
+    return "the one live worker" if count == 1 else f"the {count} live workers"
+
+
+def _time(at: int | None) -> str:
+    return "an unknown time" if at is None else moment(at).strftime("%Y-%m-%d %H:%M:%S UTC")

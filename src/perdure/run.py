@@ -1,0 +1,259 @@
+"""`Run`: a handle on one run, typed by its result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import datetime, timedelta
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from msgspec import json
+
+from perdure.call import Call
+from perdure.clock import millis, moment
+from perdure.codec import Decoder, encode
+from perdure.engine.scope import check_key, scope_here
+from perdure.engine.waits import result, result_of
+from perdure.errors import ErrorInfo, RunNotFound
+from perdure.explain import explain
+from perdure.failures import decode_failure
+from perdure.model import Checkpoint, RunRecord, Signal, State
+from perdure.stores.base import PAGE, Store
+
+if TYPE_CHECKING:
+    from perdure.client import Client
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+ANYTHING: Decoder[Any] = Decoder(Any, "a result")
+
+
+class Run(Generic[R]):
+    """A run in the store, by its id. Making a handle asks nothing of the store; its methods do.
+
+    Each method gives a `Call`: await it, or say `.wait()` in sync code. All of them raise `RunNotFound` when the store
+    has no such run, and `StoreUnavailable` when the store can't be reached.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        run_id: str,
+        decoder: Decoder[R],
+        *,
+        max_value_bytes: int,
+        existed: bool = False,
+        child_key: str | None = None,
+    ) -> None:
+        self.id = run_id
+        self.existed = existed
+        """Whether the start that gave this handle found the run there already."""
+        self._client = client
+        self._decoder = decoder
+        self._max_value_bytes = max_value_bytes
+        self._child_key = child_key
+
+    def result(self, timeout: timedelta | float | None = None) -> Call[R]:
+        """The run's result, once it has ended.
+
+        Raises `RunFailed` or `RunCancelled` when it ended so, and `TimeoutError` when it did not end within `timeout`
+        (seconds or a timedelta); the run goes on then. Inside of a workflow this is a durable wait: the run that asks
+        is put away until the other one ends, and what it saw is kept.
+        """
+        limit = None if timeout is None else millis(timeout, "timeout")
+        scope = scope_here()
+        if scope is None or scope.step_key is not None:
+            return self._call(lambda: self._result(limit), "result")
+        key = scope.key(f"{self._child_key}.result" if self._child_key else f"result:{self.id}")
+        execution = scope.execution
+        return Call(
+            lambda: result_of(execution, key, self.id, self._decoder, limit),
+            f"result() of run {self.id}",
+            execution.wait_from_thread,
+        )
+
+    def status(self) -> Call[RunStatus]:
+        """What the run is doing now."""
+
+        async def status(store: Store) -> RunStatus:
+            return RunStatus(await self._record(store))
+
+        return self._store_call(status, "status")
+
+    def signal(self, name: str, value: object = None) -> Call[None]:
+        """Sends the run a signal, which is kept until the run takes it with `wait_signal(name)`.
+
+        A repeat after a lost reply is delivered once. Raises `RunEnded` when the run has ended.
+        """
+        check_key(name)
+        body = encode(value, f"the value of signal {name}", self._max_value_bytes)
+        message = Signal(token_hex(16), self.id, name, body)
+        return self._store_call(lambda store: store.signal(message), "signal")
+
+    def cancel(self, reason: str = "cancelled by a client", *, children: bool = True) -> Call[State]:
+        """Cancels the run, and its children unless told otherwise; gives the state that it has now.
+
+        A run that isn't running is cancelled at once. One that runs is told within a second: async code gets
+        `CancelledError` and may clean up (steps still work there), sync code sees `current_run().cancelling`. A run
+        that has ended stays as it is.
+        """
+        return self._store_call(lambda store: store.cancel(self.id, reason, children=children), "cancel")
+
+    def retry(self, *, from_step: str | None = None) -> Call[None]:
+        """Queues a run that failed or was cancelled once more; what its steps have kept stays, failures are tried again.
+
+        With `from_step` (a key as `history()` shows it) also a run that succeeded, and that step and all after it run
+        again. Raises `RunNotEnded`, `CheckpointNotFound`.
+        """
+        return self._store_call(lambda store: store.retry(self.id, from_key=from_step), "retry")
+
+    def history(self) -> Call[list[Event]]:
+        """What the run has behind it: its steps, sleeps, signals, children, in the order in which they were kept."""
+
+        async def history(store: Store) -> list[Event]:
+            await self._record(store)
+            events: list[Event] = []
+            after = 0
+            while page := await store.history(self.id, after=after, limit=PAGE):
+                events += [Event(checkpoint) for checkpoint in page]
+                after = page[-1].position
+            return events
+
+        return self._store_call(history, "history")
+
+    def why(self) -> Call[str]:
+        """Why the run is in the state that it is in, and what would change that: one sentence."""
+
+        async def why(store: Store) -> str:
+            record = await self._record(store)
+            ahead = await store.ahead(self.id) if record.state is State.QUEUED else 0
+            return explain(record, await store.workers(), ahead)
+
+        return self._store_call(why, "why")
+
+    async def _result(self, limit: int | None) -> R:
+        try:
+            async with asyncio.timeout(None if limit is None else limit / 1000):
+                ended = await self._client.ended(self.id)
+        except TimeoutError:
+            raise TimeoutError(
+                f"run {self.id} has not ended within {(limit or 0) / 1000:g} s; it goes on, and its result can be asked"
+                " for again"
+            ) from None
+        return result(ended, self._decoder)
+
+    async def _record(self, store: Store) -> RunRecord:
+        record = await store.load(self.id)
+        if record is None:
+            raise RunNotFound(f"there is no run {self.id!r}; was it pruned, or is this another store?")
+        return record
+
+    def _store_call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
+        async def call() -> T:
+            return await work(await self._client.store())
+
+        return self._call(call, what)
+
+    def _call(self, work: Callable[[], Coroutine[Any, Any, T]], what: str) -> Call[T]:
+        return Call(work, f"{what}() of run {self.id}")
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+
+class RunStatus:
+    """What can be seen of a run from outside, at one moment."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self.record = record
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def workflow(self) -> str:
+        return self.record.workflow
+
+    @property
+    def queue(self) -> str:
+        return self.record.queue
+
+    @property
+    def state(self) -> State:
+        return self.record.state
+
+    @property
+    def attempt(self) -> int:
+        return self.record.attempt
+
+    @property
+    def created_at(self) -> datetime:
+        return moment(self.record.created_at)
+
+    @property
+    def started_at(self) -> datetime | None:
+        return None if self.record.started_at is None else moment(self.record.started_at)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        return None if self.record.finished_at is None else moment(self.record.finished_at)
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """The error of a run that failed, or the last one of a run that backs off before its next attempt."""
+        record = self.record
+        if record.body is None or record.state in (State.SUCCEEDED, State.CANCELLED):
+            return None
+        return decode_failure(record.body)
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}: {self.workflow} is {self.state}>"
+
+
+class Event:
+    """One entry of a run's history."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    @property
+    def key(self) -> str:
+        return self.checkpoint.key
+
+    @property
+    def kind(self) -> str:
+        return self.checkpoint.kind
+
+    @property
+    def outcome(self) -> str:
+        """`ok`, `error`, or `open` for what is not over."""
+        return self.checkpoint.outcome
+
+    @property
+    def attempts(self) -> int:
+        return self.checkpoint.attempts
+
+    @property
+    def started_at(self) -> datetime:
+        return moment(self.checkpoint.started_at)
+
+    @property
+    def saved_at(self) -> datetime:
+        return moment(self.checkpoint.saved_at)
+
+    @property
+    def value(self) -> Any:
+        """The plain JSON value of what succeeded; None for the rest."""
+        body = self.checkpoint.body
+        return json.decode(body) if body is not None and self.checkpoint.outcome == "ok" else None
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        body = self.checkpoint.body
+        return decode_failure(body) if body is not None and self.checkpoint.outcome != "ok" else None
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.key}: {self.outcome}>"
