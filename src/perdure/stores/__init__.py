@@ -1,0 +1,32 @@
+"""Where runs live: the contract in `base`, and a package for each kind of store."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from perdure.errors import StoreUrlError
+from perdure.model import Millis
+from perdure.stores.base import Store
+
+_SCHEMES = ("sqlite",)
+_PLANNED = ("postgresql", "postgres", "redis", "rediss", "valkey", "valkeys")
+
+
+def open_store(url: str, *, now: Callable[[], Millis] | None = None) -> Store:
+    """The store that a URL names, not connected yet. `now` replaces the store's clock, for tests.
+
+    Raises `StoreUrlError` when the URL can't be read.
+    """
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme == "sqlite":
+        from perdure.stores.sqlite import SqliteStore, parse_url
+
+        return SqliteStore(parse_url(url), now=now)
+    if separator and scheme in _PLANNED:
+        raise StoreUrlError(f"this version speaks sqlite only, not {scheme} yet; write 'sqlite:///name.db'")
+    if not separator:
+        raise StoreUrlError(f"{url!r} is not a store URL; write 'sqlite:///name.db'")
+    close = difflib.get_close_matches(scheme, _SCHEMES, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise StoreUrlError(f"{url!r} has the unknown scheme {scheme!r}; {hint}there are {', '.join(_SCHEMES)}")

@@ -1,0 +1,212 @@
+"""One call per wake of a worker: saves, settles, due timers and deadlines, claims, and the reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from perdure.model import Millis
+from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Exchange, Exchanged, Save, Seen, Topic
+from perdure.stores.sqlite.control import expire
+from perdure.stores.sqlite.enqueue import encode, enqueue
+from perdure.stores.sqlite.executor import Transaction
+from perdure.stores.sqlite.settle import carry_out, plan
+from perdure.stores.sqlite.sql import load
+
+DUE_LIMIT = 500
+"""The most timers, and the most deadlines, that one exchange takes up."""
+
+_SQL = load("exchange")
+_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD = 1, 2, 4, 8, 16
+
+_Flags = msgspec.json.Decoder(list[tuple[int, int]])
+_Cancelled = msgspec.json.Decoder(list[tuple[int, str]])
+_Claims = msgspec.json.Decoder(list[Claim])
+_Seen = msgspec.json.Decoder(list[Seen])
+
+
+class _Head(msgspec.Struct):
+    """What the store said of the claims that an exchange names (tokens by flags), and of times."""
+
+    flags: dict[int, int]
+    next_at: Millis | None
+    timers_due: bool
+    deadlines_due: bool
+    known: bool
+
+    def having(self, flag: int) -> set[int]:
+        return {token for token, flags in self.flags.items() if flags & flag}
+
+
+def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
+    """The reply to an exchange for which nothing has to be written; None when something has. Reads only."""
+    if exchange.saves or exchange.settles or exchange.repeated:
+        return None
+    head = _head(transaction, exchange)
+    if head.timers_due or head.deadlines_due:
+        return None
+    reply, _ = _reply(transaction, exchange, head)
+    return None if reply.more and exchange.slots > 0 else reply
+
+
+def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
+    """Does all that an exchange asks for. What is refused, or was done before, changes nothing."""
+    head = _head(transaction, exchange)
+    ready = _save(transaction, exchange, head)
+    ready |= _settle(transaction, exchange, head)
+    more = False
+    if head.timers_due:
+        promoted = transaction.change(_SQL["promote"], {"now": transaction.now, "limit": DUE_LIMIT})
+        ready |= promoted > 0
+        more |= promoted == DUE_LIMIT
+    if head.deadlines_due:
+        more |= _expire(transaction)
+    if head.known and exchange.slots > 0:
+        _claim(transaction, exchange)
+    reply, left = _reply(transaction, exchange, head)
+    if left and ready:
+        transaction.tell.add(Topic.WORK)
+    if reply.next_at is not None and (head.next_at is None or reply.next_at < head.next_at):
+        transaction.tell.add(Topic.WORK)
+    if head.known:
+        reply.more |= more
+    return reply
+
+
+def _head(transaction: Transaction, exchange: Exchange) -> _Head:
+    named = {part.token: part.ref for part in (*exchange.saves, *exchange.settles, *exchange.watches)}
+    tokens = [(ref, token) for token, ref in named.items()]
+    flags, timer, deadline, known = transaction.row(_SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker})
+    now = transaction.now
+    return _Head(
+        flags=dict(_Flags.decode(flags)),
+        next_at=_first(timer, deadline),
+        timers_due=timer is not None and timer <= now,
+        deadlines_due=deadline is not None and deadline <= now,
+        known=bool(known),
+    )
+
+
+def _first(*times: Millis | None) -> Millis | None:
+    return min((time for time in times if time is not None), default=None)
+
+
+def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
+    stopped = head.having(_LOST | _SETTLED)
+    saves = [save for save in exchange.saves if save.token not in stopped]
+    if not saves:
+        return False
+    transaction.change(_SQL["save"], {"saves": encode([_row(save) for save in saves]), "now": transaction.now})
+    consumed = [(save.ref, save.consumes) for save in saves if save.consumes is not None]
+    if consumed:
+        transaction.change(_SQL["consume"], {"consumed": encode(consumed)})
+    crashed = head.having(_CRASHED)
+    progressed = [save.ref for save in saves if save.token in crashed and save.checkpoint.outcome != "open"]
+    if progressed:
+        transaction.change(_SQL["progress"], {"runs": encode(progressed)})
+    children = [(save.starts, int(save.ref)) for save in saves if save.starts is not None]
+    if not children:
+        return False
+    quiet = Topic.WORK not in transaction.tell
+    started = enqueue(transaction, [start for start, _ in children], [maker for _, maker in children])
+    if quiet:
+        transaction.tell.discard(Topic.WORK)  # Whether others have to be told is known when all is claimed.
+    return any(not answer.existed for answer in started)
+
+
+def _row(save: Save) -> tuple[Any, ...]:
+    kept = save.checkpoint
+    size = 0 if kept.body is None else len(kept.body.encode())
+    return (
+        save.ref, kept.key, kept.kind, kept.outcome, kept.attempts, kept.digest, kept.at, kept.started_at, size, kept.body
+    )  # fmt: skip
+
+
+def _settle(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
+    stopped = head.having(_LOST | _SETTLED)
+    settles = [settle for settle in exchange.settles if settle.token not in stopped]
+    if not settles:
+        return False
+    decided = plan(settles, head.having(_CANCELLING), transaction.now)
+    woken = carry_out(transaction, decided)
+    if decided.ended:
+        transaction.tell.add(Topic.ENDED)
+        children = head.having(_CHILD)
+        if any(settle.token in children for settle in settles):
+            transaction.tell.add(Topic.WORK)  # The parent may be running, and watch for this.
+    return woken or decided.queued
+
+
+def _expire(transaction: Transaction) -> bool:
+    overdue = transaction.row(_SQL["overdue"], {"now": transaction.now, "limit": DUE_LIMIT})[0]
+    expire(transaction, overdue)
+    return len(msgspec.json.decode(overdue, type=list[int])) == DUE_LIMIT
+
+
+def _range(exchange: Exchange) -> tuple[int, int]:
+    first = (exchange.worker << 40) + (exchange.serial << 8)
+    return first, first + 255
+
+
+def _claim(transaction: Transaction, exchange: Exchange) -> None:
+    first, last = _range(exchange)
+    slots = min(exchange.slots, CLAIM_LIMIT)
+    token = first
+    if exchange.repeated:
+        # What the first one claimed stays claimed; only the slots that it left empty are filled.
+        params = {"worker": exchange.worker, "first": first, "last": last}
+        owned, highest = transaction.row(_SQL["claimed"], params)
+        slots -= owned
+        token = first if highest is None else highest + 1
+    if slots > 0:
+        transaction.change(
+            _SQL["claim"],
+            {
+                "worker": exchange.worker,
+                "slots": slots,
+                "token": token,
+                "bytes": CLAIM_BYTES,
+                "page": PAGE,
+                "now": transaction.now,
+            },
+        )
+
+
+def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[Exchanged, bool]:
+    """The reply, and whether anything is ready for anybody."""
+    now, refused = transaction.now, sorted(_refused(exchange, head))
+    if not head.known:
+        return Exchanged(now, [], refused, [], [], None, more=False, gone=True), True
+    first, last = _range(exchange)
+    claims, cancelled, timer, deadline, more, left = transaction.row(
+        _SQL["reply"], {"worker": exchange.worker, "first": first, "last": last, "page": PAGE}
+    )
+    return Exchanged(
+        now=now,
+        claims=sorted(_Claims.decode(claims), key=lambda claim: claim.token),
+        refused=refused,
+        cancelled=_Cancelled.decode(cancelled),
+        seen=_watch(transaction, exchange, head),
+        next_at=_first(timer, deadline),
+        more=bool(more),
+    ), bool(left)
+
+
+def _refused(exchange: Exchange, head: _Head) -> Iterable[int]:
+    # A claim that this exchange settles, and that has been settled by it already, is one that is repeated.
+    return head.having(_LOST) | (head.having(_SETTLED) - {settle.token for settle in exchange.settles})
+
+
+def _watch(transaction: Transaction, exchange: Exchange, head: _Head) -> list[Seen]:
+    settled = {settle.token for settle in exchange.settles}
+    stopped = head.having(_LOST | _SETTLED) | settled
+    rows = [
+        (watch.ref, watch.token, watch.wait.key, watch.wait.what, watch.wait.target, watch.wait.at)
+        for watch in exchange.watches
+        if watch.token not in stopped
+    ]
+    if not rows:
+        return []
+    return _Seen.decode(transaction.row(_SQL["seen"], {"watches": encode(rows), "now": transaction.now})[0])

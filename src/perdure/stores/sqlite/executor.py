@@ -1,0 +1,256 @@
+"""Threads that own a connection each: one writes, with group commit, and one reads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from perdure.errors import PerdureError, StoreError
+from perdure.model import Millis
+from perdure.stores.base import Topic
+from perdure.stores.sqlite.errors import translate
+from perdure.stores.sqlite.sql import load
+
+T = TypeVar("T")
+Lanes: TypeAlias = dict[tuple[str, str], int]
+
+GROUP = 256
+"""The most operations that are committed together: it bounds how long the first one of them waits."""
+
+_NOW = load("read")["now"]
+
+
+class Transaction:
+    """What an operation works with: statements, the time, and what to tell others of once it is committed."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: Callable[[], Millis] | None, lanes: Lanes) -> None:
+        self.connection = connection
+        self.lanes = lanes
+        """Numbers of lanes, as far as they are known; forgotten when a transaction is rolled back."""
+        self.tell: set[Topic] = set()
+        self._clock = clock
+        self._now: Millis | None = None
+
+    @property
+    def now(self) -> Millis:
+        """The store's time, the same for all operations of the transaction."""
+        if self._now is None:
+            self._now = self._clock() if self._clock else int(self.row(_NOW)[0])
+        return self._now
+
+    def row(self, sql: str, params: Mapping[str, object] | None = None) -> tuple[Any, ...]:
+        """The first row of a statement that always has one."""
+        return self.connection.execute(sql, params or {}).fetchone()
+
+    def first(self, sql: str, params: Mapping[str, object]) -> tuple[Any, ...] | None:
+        """The first row of a statement, if there is any."""
+        return self.connection.execute(sql, params).fetchone()
+
+    def change(self, sql: str, params: Mapping[str, object]) -> int:
+        """Runs a statement that writes; returns how many rows it touched, without those that triggers touched."""
+        return self.connection.execute(sql, params).rowcount
+
+
+Operation: TypeAlias = Callable[[Transaction], T]
+
+
+class _Job(Generic[T]):
+    """An operation and whoever waits for it: a future of a loop, or of a thread when there is no loop."""
+
+    __slots__ = ("future", "loop", "operation")
+
+    def __init__(self, operation: Operation[T], loop: asyncio.AbstractEventLoop | None) -> None:
+        self.operation = operation
+        self.loop = loop
+        self.future: asyncio.Future[T] | Future[T] = loop.create_future() if loop else Future()
+
+
+_AnyJob: TypeAlias = _Job[Any]
+_Outcome: TypeAlias = tuple[bool, Any]
+"""Whether it went well, and the result or the error."""
+
+
+class Executor:
+    """Runs operations on its connection, in its thread, in the order in which they were handed in.
+
+    All operations that wait are run in one transaction and committed once. One that fails takes nothing of the others
+    with it; a commit that fails fails them all.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        name: str,
+        *,
+        begin: str,
+        clock: Callable[[], Millis] | None,
+        before_commit: Callable[[Transaction], None] = lambda _: None,
+        after_commit: Callable[[sqlite3.Connection, set[Topic]], None] = lambda _, __: None,
+    ) -> None:
+        self._connection = connection
+        self._name = name
+        self._begin = begin
+        self._clock = clock
+        self._before_commit = before_commit
+        self._after_commit = after_commit
+        self._lanes: Lanes = {}
+        self._pid = os.getpid()
+        self._queue: SimpleQueue[_AnyJob | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="perdure-sqlite", daemon=True)
+        self._thread.start()
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Runs an operation and waits for its commit, in any event loop. Cancelling does not undo it."""
+        job = _Job(operation, asyncio.get_running_loop())
+        self._submit(job)
+        assert isinstance(job.future, asyncio.Future)
+        return await job.future
+
+    def run_blocking(self, operation: Operation[T]) -> T:
+        """Like `run`, for a thread without an event loop."""
+        job = _Job(operation, None)
+        self._submit(job)
+        assert isinstance(job.future, Future)
+        return job.future.result()
+
+    def close(self) -> None:
+        """Finishes what was handed in, then closes the connection. Blocks; may be repeated."""
+        with self._lock:
+            if self._pid != os.getpid():
+                return
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    def _submit(self, job: _AnyJob) -> None:
+        if self._pid != os.getpid():
+            raise StoreError(f"the store {self._name} was opened before a fork; open a store of its own in the child")
+        # The lock makes sure that nothing comes behind the end mark, where nobody would ever answer it.
+        with self._lock:
+            if self._closed:
+                raise StoreError(f"the store {self._name} is closed")
+            self._queue.put(job)
+
+    def _work(self) -> None:
+        open_ = True
+        while open_:
+            jobs, open_ = self._take()
+            if jobs:
+                self._run_group(jobs)
+        self._connection.close()
+
+    def _take(self) -> tuple[list[_AnyJob], bool]:
+        jobs: list[_AnyJob] = []
+        job = self._queue.get()
+        while job is not None:
+            jobs.append(job)
+            if len(jobs) == GROUP:
+                return jobs, True
+            try:
+                job = self._queue.get_nowait()
+            except Empty:
+                return jobs, True
+        return jobs, False
+
+    def _run_group(self, jobs: list[_AnyJob]) -> None:
+        transaction = self._transaction()
+        try:
+            outcomes = self._attempt(jobs, transaction, alone=False)
+        except Exception as error:
+            self._roll_back()
+            if len(jobs) == 1:
+                outcomes = [(False, translate(error, self._name))]
+            else:
+                # Savepoints cost two steps for each operation, so that they are only set when one has failed.
+                transaction = self._transaction()
+                outcomes = self._attempt_apart(jobs, transaction)
+        _resolve(jobs, outcomes)
+        if transaction.tell:
+            try:
+                self._after_commit(self._connection, transaction.tell)
+            except sqlite3.Error:
+                pass  # A hint is lost, and polling finds what it was about.
+
+    def _attempt_apart(self, jobs: list[_AnyJob], transaction: Transaction) -> list[_Outcome]:
+        try:
+            return self._attempt(jobs, transaction, alone=True)
+        except Exception as error:
+            self._roll_back()
+            return [(False, translate(error, self._name)) for _ in jobs]
+
+    def _attempt(self, jobs: list[_AnyJob], transaction: Transaction, *, alone: bool) -> list[_Outcome]:
+        connection = self._connection
+        connection.execute(self._begin)
+        outcomes: list[_Outcome] = []
+        start = connection.total_changes
+        for job in jobs:
+            before = connection.total_changes
+            if alone:
+                connection.execute("SAVEPOINT operation")
+            try:
+                outcomes.append((True, job.operation(transaction)))
+            except Exception as error:
+                if isinstance(error, PerdureError) and connection.total_changes == before:
+                    pass  # It refused before it wrote anything: there is nothing to undo.
+                elif alone and connection.in_transaction:
+                    connection.execute("ROLLBACK TO operation")
+                    self._lanes.clear()
+                else:
+                    raise
+                outcomes.append((False, translate(error, self._name)))
+            if alone:
+                connection.execute("RELEASE operation")
+        if connection.total_changes != start:
+            self._before_commit(transaction)
+        connection.execute("COMMIT")
+        return outcomes
+
+    def _transaction(self) -> Transaction:
+        return Transaction(self._connection, self._clock, self._lanes)
+
+    def _roll_back(self) -> None:
+        self._lanes.clear()
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # SQLite rolls back by itself when it can't go on; the first error is the one that tells.
+
+
+def _resolve(jobs: list[_AnyJob], outcomes: list[_Outcome]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], _Outcome]]] = defaultdict(list)
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        if job.loop is not None and isinstance(job.future, asyncio.Future):
+            by_loop[job.loop].append((job.future, outcome))
+        else:
+            _set(job.future, outcome)
+    for loop, answers in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_set_all, answers)
+        except RuntimeError:
+            pass  # The loop is closed: nobody waits any more.
+
+
+def _set_all(answers: list[tuple[asyncio.Future[Any], _Outcome]]) -> None:
+    for future, outcome in answers:
+        _set(future, outcome)
+
+
+def _set(future: asyncio.Future[Any] | Future[Any], outcome: _Outcome) -> None:
+    if future.done():
+        return
+    well, value = outcome
+    if well:
+        future.set_result(value)
+    else:
+        future.set_exception(value)

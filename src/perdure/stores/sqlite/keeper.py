@@ -1,0 +1,64 @@
+"""Keeping the lease of an incarnation: one small write, from whatever thread, beside all that the store does."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+
+from perdure.model import Millis
+from perdure.stores.sqlite.connect import Location, connect
+from perdure.stores.sqlite.errors import translate
+from perdure.stores.sqlite.executor import Executor, Transaction
+from perdure.stores.sqlite.sql import load
+
+_RENEW = load("worker")["renew"]
+
+
+class FileKeeper:
+    """Renews on a connection of its own, which it opens at the first renewal and again after an error."""
+
+    def __init__(self, location: Location, worker: int, lease: Millis, clock: Callable[[], Millis] | None) -> None:
+        self._location = location
+        self._worker = worker
+        self._lease = lease
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    def renew(self) -> bool:
+        with self._lock:
+            if self._connection is None:
+                self._connection = connect(self._location)
+            now = self._clock() if self._clock else None
+            try:
+                cursor = self._connection.execute(_RENEW, {"worker": self._worker, "lease": self._lease, "now": now})
+            except sqlite3.Error as error:
+                self._connection.close()
+                self._connection = None
+                raise translate(error, self._location.name) from error
+            return cursor.rowcount == 1
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+
+class MemoryKeeper:
+    """Renews through the one connection that a store in memory has."""
+
+    def __init__(self, writer: Executor, worker: int, lease: Millis) -> None:
+        self._writer = writer
+        self._worker = worker
+        self._lease = lease
+
+    def renew(self) -> bool:
+        return self._writer.run_blocking(self._renew)
+
+    def close(self) -> None:
+        """Has nothing to close: the connection is the store's."""
+
+    def _renew(self, transaction: Transaction) -> bool:
+        return transaction.change(_RENEW, {"worker": self._worker, "lease": self._lease, "now": transaction.now}) == 1

@@ -1,0 +1,72 @@
+"""The schema of a file: made, brought up to date, and refused when it is not ours or newer than we are."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+
+from perdure.errors import SchemaTooNew, StoreError
+from perdure.stores.sqlite.errors import translate
+from perdure.stores.sqlite.sql import load, migrations, statements
+
+APPLICATION_ID = 0x50455244
+"""In the header of a file it marks a store ("PERD"); the first migration writes it there."""
+
+_SQL = load("migrate")
+
+
+def newest() -> int:
+    """The schema version that this version of the library makes."""
+    return migrations()[-1][0]
+
+
+def migrate(connection: sqlite3.Connection, name: str) -> list[str]:
+    """Applies the migrations that are missing, in one transaction; returns their names.
+
+    Many processes may do so at once: one applies, the others wait and find nothing to do. A file that is up to date
+    is only read.
+    """
+    try:
+        if _missing(connection, name) == []:
+            return []
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            missing = _missing(connection, name)
+            connection.execute(_SQL["book"])
+            for number, title, script in missing:
+                for statement in statements(script):
+                    connection.execute(statement)
+                connection.execute(_SQL["record"], {"number": number, "name": title, "checksum": _checksum(script)})
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+    except sqlite3.Error as error:
+        raise translate(error, name) from error
+    return [title for _, title, _ in missing]
+
+
+def _missing(connection: sqlite3.Connection, name: str) -> list[tuple[int, str, str]]:
+    owner = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if owner not in (0, APPLICATION_ID) or (owner == 0 and version != 0):
+        raise StoreError(f"the file {name} belongs to another application; choose another path for the store")
+    if version > newest():
+        raise SchemaTooNew(
+            f"the store {name} has schema version {version}, made by a newer Perdure; this one knows versions up to "
+            f"{newest()}: upgrade it"
+        )
+    booked = connection.execute(_SQL["booked"]).fetchone()[0]
+    applied = {row[0]: row[2] for row in connection.execute(_SQL["applied"])} if booked else {}
+    for number, title, script in migrations():
+        if number in applied and applied[number] != _checksum(script):
+            raise StoreError(
+                f"the store {name} was made with another text of migration {title}; "
+                "use the released version of Perdure that made it, or a new file"
+            )
+    return [migration for migration in migrations() if migration[0] not in applied]
+
+
+def _checksum(script: str) -> str:
+    return hashlib.sha256(script.encode()).hexdigest()

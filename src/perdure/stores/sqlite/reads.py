@@ -1,0 +1,83 @@
+"""What clients read: each a statement or two, whose row is decoded straight into the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.model import Arrived, Checkpoint, Count, Ended, RunQuery, RunRecord, State, WorkerRecord
+from perdure.stores.sqlite.enqueue import encode
+from perdure.stores.sqlite.executor import Transaction
+from perdure.stores.sqlite.sql import load
+
+_SQL = load("read")
+_AHEAD = 1000
+
+_Records = msgspec.json.Decoder(list[RunRecord])
+_Checkpoints = msgspec.json.Decoder(list[Checkpoint])
+_Arrived = msgspec.json.Decoder(list[Arrived])
+_Ended = msgspec.json.Decoder(list[Ended])
+_Counts = msgspec.json.Decoder(list[Count])
+_Workers = msgspec.json.Decoder(list[WorkerRecord])
+
+
+def load_run(transaction: Transaction, run_id: str) -> RunRecord | None:
+    numbers = transaction.row(_SQL["one"], {"id": run_id})[0]
+    return next(iter(_records(transaction, numbers)), None)
+
+
+def list_runs(transaction: Transaction, query: RunQuery) -> list[RunRecord]:
+    """Lists runs by the narrowest index there is: children of a run, failed ones, or all in order."""
+    walk = "oldest" if query.oldest_first else "newest"
+    if query.parent is not None:
+        walk += "_children"
+    elif query.states == [State.FAILED]:
+        walk += "_failed"
+    params = {
+        "states": encode(query.states) if query.states else None,
+        "workflow": query.workflow,
+        "queue": query.queue,
+        "parent": query.parent,
+        "limit": query.limit,
+        "after": query.after,
+    }
+    records = _records(transaction, transaction.row(_SQL[walk], params)[0])
+    return sorted(records, key=lambda record: record.position, reverse=not query.oldest_first)
+
+
+def ended(transaction: Transaction, run_ids: Sequence[str]) -> list[Ended]:
+    return _Ended.decode(transaction.row(_SQL["ended"], {"ids": encode(run_ids)})[0])
+
+
+def history(transaction: Transaction, run_id: str, after: int, limit: int) -> list[Checkpoint]:
+    return _Checkpoints.decode(transaction.row(_SQL["history"], {"id": run_id, "after": after, "limit": limit})[0])
+
+
+def find(transaction: Transaction, run_id: str, key: str) -> Checkpoint | None:
+    return next(iter(_Checkpoints.decode(transaction.row(_SQL["find"], {"id": run_id, "key": key})[0])), None)
+
+
+def signals(transaction: Transaction, run_id: str, after: int, limit: int) -> list[Arrived]:
+    return _Arrived.decode(transaction.row(_SQL["signals"], {"id": run_id, "after": after, "limit": limit})[0])
+
+
+def ahead(transaction: Transaction, run_id: str) -> int:
+    return int(transaction.row(_SQL["ahead"], {"id": run_id, "limit": _AHEAD})[0])
+
+
+def counts(transaction: Transaction) -> list[Count]:
+    return _Counts.decode(transaction.row(_SQL["counts"])[0])
+
+
+def workers(transaction: Transaction) -> list[WorkerRecord]:
+    return _Workers.decode(transaction.row(_SQL["workers"], {"now": transaction.now})[0])
+
+
+def dead_workers(transaction: Transaction) -> int:
+    """How many incarnations have a lease that ended, and wait to be reclaimed."""
+    return int(transaction.row(_SQL["dead"], {"now": transaction.now})[0])
+
+
+def _records(transaction: Transaction, numbers: str) -> list[RunRecord]:
+    return _Records.decode(transaction.row(_SQL["records"], {"runs": numbers})[0])

@@ -1,0 +1,98 @@
+"""What becomes of claims that settle: decided here, without the store, and then written in a fixed number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct, field
+
+from perdure.model import Json, Millis, State
+from perdure.stores.base import Settle, To
+from perdure.stores.sqlite.enqueue import encode
+from perdure.stores.sqlite.executor import Transaction
+from perdure.stores.sqlite.sql import load
+
+_SQL = load("exchange")
+
+_ENDS = {To.SUCCEEDED: State.SUCCEEDED, To.FAILED: State.FAILED, To.CANCELLED: State.CANCELLED}
+
+
+class Plan(Struct):
+    """The rows to write for a batch of settles, by the statement that takes them."""
+
+    settles: list[tuple[int, int, State, Millis | None, int | None, bool]] = field(default_factory=list)
+    bodies: list[tuple[int, Json]] = field(default_factory=list)
+    inputs: list[tuple[int, int, Json]] = field(default_factory=list)
+    waits: list[tuple[int, str, str, str, Millis | None]] = field(default_factory=list)
+    retried: list[int] = field(default_factory=list)
+    parked: list[int] = field(default_factory=list)
+    continued: list[int] = field(default_factory=list)
+    ended: bool = False
+    queued: bool = False
+
+
+def plan(settles: Sequence[Settle], cancelling: set[int], now: Millis) -> Plan:
+    """Decides for settles that are accepted. `cancelling` has the tokens of runs that are being cancelled: unless
+    they end they are released, so that they are claimed again and told of it."""
+    plan = Plan()
+    for settle in settles:
+        ref, token, to = int(settle.ref), settle.token, settle.to
+        if token in cancelling and to not in _ENDS:
+            to = To.RELEASE
+        if to in _ENDS:
+            plan.ended = True
+            plan.settles.append((ref, token, _ENDS[to], None, 0, True))
+            if settle.body is not None:
+                plan.bodies.append((ref, settle.body))
+        elif to is To.PARK:
+            times = [wait.at for wait in settle.waits if wait.at is not None]
+            plan.settles.append((ref, token, State.WAITING, min(times, default=None), 0, False))
+            plan.waits += [(ref, wait.key, wait.what, wait.target, wait.at) for wait in settle.waits]
+            plan.parked.append(ref)
+        elif to is To.RETRY and settle.delay > 0:
+            plan.settles.append((ref, token, State.SCHEDULED, now + settle.delay, 1, False))
+            _retry(plan, ref, settle)
+        else:
+            plan.queued = True
+            step = {To.RETRY: 1, To.CONTINUE: None}.get(to, 0)
+            plan.settles.append((ref, token, State.QUEUED, None, step, False))
+            if to is To.RETRY:
+                _retry(plan, ref, settle)
+            elif to is To.CONTINUE:
+                plan.continued.append(ref)
+                if settle.body is not None:
+                    plan.inputs.append((ref, len(settle.body.encode()), settle.body))
+    return plan
+
+
+def _retry(plan: Plan, ref: int, settle: Settle) -> None:
+    plan.retried.append(ref)
+    if settle.body is not None:
+        plan.bodies.append((ref, settle.body))
+
+
+def carry_out(transaction: Transaction, plan: Plan) -> bool:
+    """Writes what was decided; returns whether runs that nobody named became ready, or parked ones at once."""
+    if not plan.settles:
+        return False
+    moving_on = plan.parked + plan.continued
+    if moving_on or plan.retried:
+        transaction.change(_SQL["drop_waits"], {"runs": encode(moving_on + plan.retried)})
+    if plan.waits:
+        # Before the runs that end: their ending must find those who park for them in the same batch.
+        transaction.change(_SQL["park"], {"waits": encode(plan.waits)})
+    before = transaction.connection.total_changes
+    changed = transaction.change(_SQL["settle"], {"settles": encode(plan.settles), "now": transaction.now})
+    woken = transaction.connection.total_changes - before > changed  # By the trigger of those that ended.
+    if plan.bodies:
+        transaction.change(_SQL["outcomes"], {"bodies": encode(plan.bodies)})
+    if plan.retried:
+        transaction.change(_SQL["drop_errors"], {"runs": encode(plan.retried)})
+    if plan.continued:
+        transaction.change(_SQL["drop_checkpoints"], {"runs": encode(plan.continued)})
+        transaction.change(_SQL["inputs"], {"inputs": encode(plan.inputs)})
+    if moving_on:
+        transaction.change(_SQL["drop_outcomes"], {"runs": encode(moving_on)})
+    if plan.parked:
+        woken |= transaction.change(_SQL["unpark"], {"runs": encode(plan.parked), "now": transaction.now}) > 0
+    return woken

@@ -1,0 +1,65 @@
+-- Signals, cancelling and retrying: what clients do to runs that exist. All but the lookups need the write lock.
+
+-- name: run
+-- A run by its id. Uses the unique index of run ids.
+SELECT seq, state FROM run WHERE id = :id;
+
+-- name: delivered
+-- Whether a signal was kept before. Uses signal_id.
+SELECT 1 FROM signal WHERE run = :run AND id = :id;
+
+-- name: deliver
+-- Keeps a signal behind those that are there. Uses the primary key of signal.
+INSERT INTO signal (run, position, id, name, body)
+SELECT :run, coalesce(max(position), 0) + 1, :id, :name, :body FROM signal WHERE run = :run;
+
+-- name: wake
+-- Queues a run that is parked for a signal. Uses primary keys.
+UPDATE run SET state = 'queued', wake_at = NULL
+WHERE seq = :run
+    AND state = 'waiting'
+    AND EXISTS (SELECT 1 FROM wait AS w WHERE w.run = :run AND w.what = 'signal' AND w.target = :name);
+
+-- name: tree
+-- Runs and all that descends from them, those that have not ended, and whether each is running. Uses run_child.
+WITH RECURSIVE tree (seq, id) AS (
+    SELECT r.seq, r.id FROM json_each(:roots) AS e CROSS JOIN run AS r ON r.seq = e.value
+    UNION
+    SELECT c.seq, c.id FROM tree AS t CROSS JOIN run AS c INDEXED BY run_child ON c.parent = t.id
+    WHERE :children
+)
+SELECT json_group_array(json_array(r.seq, r.state = 'running'))
+FROM tree AS t CROSS JOIN run AS r ON r.seq = t.seq
+WHERE r.finished_at IS NULL;
+
+-- name: end
+-- Ends runs that nobody owns. Uses the primary key; fires run_ended.
+UPDATE run SET state = :state, wake_at = NULL, cancelling = NULL, cut_off = 0, finished_at = :now
+WHERE seq IN (SELECT value FROM json_each(:runs));
+
+-- name: same_outcome
+-- Keeps one body for many runs. Uses the primary key.
+INSERT OR REPLACE INTO outcome (run, body) SELECT value, :body FROM json_each(:runs);
+
+-- name: ask
+-- Asks for the end of runs that are owned; the first reason stays. Uses the primary key.
+UPDATE run SET cancelling = coalesce(cancelling, :reason) WHERE seq IN (SELECT value FROM json_each(:runs));
+
+-- name: position
+-- Where a checkpoint stands. Uses checkpoint_key.
+SELECT position FROM checkpoint WHERE run = :run AND key = :key;
+
+-- name: rewind
+-- Clears the checkpoints that failed, and all from a position on. Uses the primary key.
+DELETE FROM checkpoint WHERE run = :run AND (outcome = 'error' OR position >= :position);
+
+-- name: again
+-- Queues a run that ended once more. Uses the primary key.
+UPDATE run SET
+    state = 'queued', attempt = attempt + 1, crashes = 0, cut_off = 0, deadline = NULL, cancelling = NULL,
+    finished_at = NULL
+WHERE seq = :run;
+
+-- name: drop_outcome
+-- Forgets the outcome of a run. Uses the primary key.
+DELETE FROM outcome WHERE run = :run;

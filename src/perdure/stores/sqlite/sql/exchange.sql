@@ -1,0 +1,352 @@
+-- The statements of an exchange. A batch goes in as one JSON array and comes back as one row, so that the number of
+-- steps does not depend on the number of runs. All but `head`, `seen` and `reply` write: they need the write lock.
+
+-- name: head
+-- What the rest of the exchange depends on: of the claims that are named, those with something to be minded (flags:
+-- 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a parent), the next times, the worker's lease.
+-- Reads by primary key; run_timer and run_deadline for their first entry.
+SELECT
+    (
+        SELECT json_group_array(json_array(token, flags))
+        FROM (
+            SELECT
+                json_extract(e.value, '$[1]') AS token,
+                CASE
+                    WHEN r.state = 'running' AND r.token = json_extract(e.value, '$[1]') THEN
+                        (r.cancelling IS NOT NULL) * 4 + (r.crashes > 0) * 8 + (r.parent IS NOT NULL) * 16
+                    WHEN r.settled = json_extract(e.value, '$[1]') THEN 2
+                    ELSE 1
+                END AS flags
+            FROM json_each(:tokens) AS e LEFT JOIN run AS r ON r.seq = json_extract(e.value, '$[0]')
+        )
+        WHERE flags > 0
+    ),
+    (SELECT wake_at FROM run WHERE wake_at IS NOT NULL ORDER BY wake_at LIMIT 1),
+    (
+        SELECT deadline FROM run
+        WHERE deadline IS NOT NULL AND finished_at IS NULL AND cancelling IS NULL
+        ORDER BY deadline LIMIT 1
+    ),
+    EXISTS (SELECT 1 FROM worker WHERE id = :worker);
+
+-- name: save
+-- Keeps checkpoints at new positions, in the order of the batch. Uses the primary key and checkpoint_key.
+INSERT INTO checkpoint (run, position, key, kind, outcome, attempts, digest, at, started_at, saved_at, size, body)
+SELECT
+    json_extract(e.value, '$[0]'),
+    coalesce((SELECT max(c.position) FROM checkpoint AS c WHERE c.run = json_extract(e.value, '$[0]')), 0) + 1 + e.key,
+    json_extract(e.value, '$[1]'),
+    json_extract(e.value, '$[2]'),
+    json_extract(e.value, '$[3]'),
+    json_extract(e.value, '$[4]'),
+    json_extract(e.value, '$[5]'),
+    json_extract(e.value, '$[6]'),
+    json_extract(e.value, '$[7]'),
+    :now,
+    json_extract(e.value, '$[8]'),
+    json_extract(e.value, '$[9]')
+FROM json_each(:saves) AS e
+WHERE true
+ON CONFLICT (run, key) DO UPDATE SET
+    position = excluded.position,
+    kind = excluded.kind,
+    outcome = excluded.outcome,
+    attempts = excluded.attempts,
+    digest = excluded.digest,
+    at = excluded.at,
+    started_at = excluded.started_at,
+    saved_at = excluded.saved_at,
+    size = excluded.size,
+    body = excluded.body;
+
+-- name: consume
+-- Takes signals off their runs. Uses the primary key.
+UPDATE signal SET body = NULL
+FROM json_each(:consumed) AS e
+WHERE signal.run = json_extract(e.value, '$[0]') AND signal.position = json_extract(e.value, '$[1]');
+
+-- name: progress
+-- Forgets the crashes of runs that made progress. Uses the primary key.
+UPDATE run SET crashes = 0 WHERE seq IN (SELECT value FROM json_each(:runs));
+
+-- name: settle
+-- Ends claims: each goes to a state, with a timer or without. Uses the primary key; ending fires run_ended.
+-- The attempt is counted up by `step` (retry), or begins anew when that is NULL (continue).
+UPDATE run SET
+    state = e.state,
+    wake_at = e.wake_at,
+    attempt = coalesce(attempt + e.step, 1),
+    crashes = CASE WHEN e.step IS NULL THEN 0 ELSE crashes END,
+    cut_off = 0,
+    worker = NULL,
+    settled = e.token,
+    cancelling = CASE WHEN e.final THEN NULL ELSE cancelling END,
+    finished_at = CASE WHEN e.final THEN :now END
+FROM (
+    SELECT
+        json_extract(value, '$[0]') AS seq,
+        json_extract(value, '$[1]') AS token,
+        json_extract(value, '$[2]') AS state,
+        json_extract(value, '$[3]') AS wake_at,
+        json_extract(value, '$[4]') AS step,
+        json_extract(value, '$[5]') AS final
+    FROM json_each(:settles)
+) AS e
+WHERE run.seq = e.seq;
+
+-- name: outcomes
+-- Keeps the bodies of runs. Uses the primary key.
+INSERT OR REPLACE INTO outcome (run, body)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:bodies);
+
+-- name: drop_outcomes
+-- Forgets the bodies of runs that go on. Uses the primary key.
+DELETE FROM outcome WHERE run IN (SELECT value FROM json_each(:runs));
+
+-- name: drop_waits
+-- Forgets what runs were parked for. Uses the primary key.
+DELETE FROM wait WHERE run IN (SELECT value FROM json_each(:runs));
+
+-- name: drop_errors
+-- Clears the checkpoints of steps that failed. Uses the primary key.
+DELETE FROM checkpoint WHERE run IN (SELECT value FROM json_each(:runs)) AND outcome = 'error';
+
+-- name: drop_checkpoints
+-- Clears all checkpoints of runs. Uses the primary key.
+DELETE FROM checkpoint WHERE run IN (SELECT value FROM json_each(:runs));
+
+-- name: inputs
+-- Replaces the inputs of runs. Uses the primary key.
+INSERT OR REPLACE INTO input (run, size, body)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(:inputs);
+
+-- name: park
+-- Keeps what runs are parked for. Uses the primary key.
+INSERT OR REPLACE INTO wait (run, key, what, target, at)
+SELECT
+    json_extract(value, '$[0]'),
+    json_extract(value, '$[1]'),
+    json_extract(value, '$[2]'),
+    json_extract(value, '$[3]'),
+    json_extract(value, '$[4]')
+FROM json_each(:waits);
+
+-- name: unpark
+-- Queues those of the runs just parked for which a wait is true already. Uses the primary key of wait, signal_named,
+-- and the unique index of run ids.
+UPDATE run SET state = 'queued', wake_at = NULL
+WHERE seq IN (SELECT value FROM json_each(:runs))
+    AND state = 'waiting'
+    AND EXISTS (
+        SELECT 1 FROM wait AS w
+        WHERE w.run = run.seq
+            AND (
+                w.at <= :now
+                OR (
+                    w.what = 'signal'
+                    AND EXISTS (
+                        SELECT 1 FROM signal AS s
+                        WHERE s.run = w.run AND s.name = w.target AND s.body IS NOT NULL
+                    )
+                )
+                OR (
+                    w.what = 'run'
+                    AND EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target AND t.finished_at IS NOT NULL)
+                )
+            )
+    );
+
+-- name: promote
+-- Queues runs whose timer is due, a bounded number. Uses run_timer.
+UPDATE run SET state = 'queued', wake_at = NULL
+WHERE seq IN (SELECT seq FROM run WHERE wake_at <= :now ORDER BY wake_at LIMIT :limit);
+
+-- name: overdue
+-- Unfinished runs whose deadline has passed, a bounded number. Uses run_deadline.
+SELECT json_group_array(seq)
+FROM (
+    SELECT seq FROM run
+    WHERE deadline <= :now AND finished_at IS NULL AND cancelling IS NULL
+    ORDER BY deadline LIMIT :limit
+);
+
+-- name: claim
+-- Gives the first ready runs of the worker's lanes to it, in order, as long as they fit into the bytes. Walks at most
+-- :slots entries of run_ready for each lane; all it touches is claimed, or comes right after what is.
+WITH picked AS MATERIALIZED (
+    SELECT r.seq, r.priority
+    FROM worker_lane AS s CROSS JOIN run AS r
+    WHERE s.worker = :worker
+        AND r.seq IN (
+            SELECT q.seq FROM run AS q INDEXED BY run_ready
+            WHERE q.lane = s.lane AND q.state = 'queued' AND q.held IS NULL
+            ORDER BY q.priority, q.seq
+            LIMIT :slots
+        )
+    ORDER BY r.priority, r.seq
+    LIMIT :slots
+),
+sized AS (
+    SELECT
+        p.seq,
+        p.priority,
+        i.size + coalesce(
+            (
+                SELECT sum(size)
+                FROM (SELECT size FROM checkpoint AS c WHERE c.run = p.seq ORDER BY c.position LIMIT :page)
+            ),
+            0
+        ) AS size
+    FROM picked AS p CROSS JOIN input AS i ON i.run = p.seq
+),
+ranked AS (
+    SELECT seq, row_number() OVER places AS place, sum(size) OVER places AS bytes
+    FROM sized
+    WINDOW places AS (ORDER BY priority, seq ROWS UNBOUNDED PRECEDING)
+)
+UPDATE run SET
+    state = 'running',
+    worker = :worker,
+    token = :token + ranked.place - 1,
+    started_at = coalesce(started_at, :now)
+FROM ranked
+WHERE run.seq = ranked.seq AND (ranked.place = 1 OR ranked.bytes <= :bytes);
+
+-- name: claimed
+-- How many runs the worker owns of a range of tokens, and the last of these tokens. Uses run_owned.
+SELECT count(*), max(token)
+FROM run INDEXED BY run_owned
+WHERE worker = :worker AND state = 'running' AND token BETWEEN :first AND :last;
+
+-- name: seen
+-- Of the watched waits, those that are true. Uses signal_named and the unique index of run ids.
+SELECT json_group_array(
+    json_object(
+        'ref', seq,
+        'token', token,
+        'key', key,
+        'signal', CASE
+            WHEN position IS NOT NULL THEN (
+                SELECT json_object('position', s.position, 'name', s.name, 'body', s.body)
+                FROM signal AS s WHERE s.run = seq AND s.position = found.position
+            )
+        END,
+        'ended', CASE
+            WHEN ended IS NOT NULL THEN (
+                SELECT json_object('id', t.id, 'state', t.state, 'body', o.body)
+                FROM run AS t LEFT JOIN outcome AS o ON o.run = t.seq WHERE t.seq = found.ended
+            )
+        END
+    )
+)
+FROM (
+    SELECT
+        w.*,
+        CASE
+            WHEN w.what = 'signal' THEN (
+                SELECT s.position FROM signal AS s
+                WHERE s.run = w.seq AND s.name = w.target AND s.body IS NOT NULL
+                ORDER BY s.position LIMIT 1
+            )
+        END AS position,
+        CASE
+            WHEN w.what = 'run'
+            THEN (SELECT t.seq FROM run AS t WHERE t.id = w.target AND t.finished_at IS NOT NULL)
+        END AS ended
+    FROM (
+        SELECT
+            json_extract(value, '$[0]') AS seq,
+            json_extract(value, '$[1]') AS token,
+            json_extract(value, '$[2]') AS key,
+            json_extract(value, '$[3]') AS what,
+            json_extract(value, '$[4]') AS target,
+            json_extract(value, '$[5]') AS at
+        FROM json_each(:watches)
+    ) AS w
+) AS found
+WHERE position IS NOT NULL OR ended IS NOT NULL OR at <= :now;
+
+-- name: reply
+-- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals; owned
+-- runs to be cancelled; the next times; whether more is ready for it, and whether anything is ready for anybody.
+-- Uses run_owned, run_cancelling, run_timer, run_deadline, run_ready, and primary keys.
+SELECT
+    (
+        SELECT json_group_array(
+            json_object(
+                'ref', r.seq,
+                'token', r.token,
+                'id', r.id,
+                'workflow', l.workflow,
+                'queue', l.queue,
+                'input', i.body,
+                'attempt', r.attempt,
+                'crashes', r.crashes,
+                'cut_off', json(CASE WHEN r.cut_off THEN 'true' ELSE 'false' END),
+                'created_at', r.created_at,
+                'deadline', r.deadline,
+                'parent', r.parent,
+                'cancelling', r.cancelling,
+                'checkpoints', (
+                    SELECT json_group_array(
+                        json_object(
+                            'key', key, 'kind', kind, 'outcome', outcome, 'body', body, 'attempts', attempts,
+                            'digest', digest, 'at', at, 'started_at', started_at, 'saved_at', saved_at,
+                            'position', position
+                        )
+                    )
+                    FROM (SELECT * FROM checkpoint AS c WHERE c.run = r.seq ORDER BY c.position LIMIT :page)
+                ),
+                'signals', (
+                    SELECT json_group_array(json_object('position', position, 'name', name, 'body', body))
+                    FROM (
+                        SELECT * FROM signal AS s INDEXED BY signal_waiting
+                        WHERE s.run = r.seq AND s.body IS NOT NULL ORDER BY s.position LIMIT :page
+                    )
+                ),
+                'ended', (
+                    SELECT json_group_array(json_object('id', t.id, 'state', t.state, 'body', o.body))
+                    FROM wait AS w
+                    CROSS JOIN run AS t ON t.id = w.target AND t.finished_at IS NOT NULL
+                    LEFT JOIN outcome AS o ON o.run = t.seq
+                    WHERE w.run = r.seq AND w.what = 'run'
+                ),
+                'more_checkpoints', json(
+                    CASE
+                        WHEN EXISTS (SELECT 1 FROM checkpoint AS c WHERE c.run = r.seq LIMIT 1 OFFSET :page)
+                        THEN 'true' ELSE 'false'
+                    END
+                ),
+                'more_signals', json(
+                    CASE
+                        WHEN EXISTS (
+                            SELECT 1 FROM signal AS s INDEXED BY signal_waiting
+                            WHERE s.run = r.seq AND s.body IS NOT NULL LIMIT 1 OFFSET :page
+                        )
+                        THEN 'true' ELSE 'false'
+                    END
+                )
+            )
+        )
+        FROM run AS r INDEXED BY run_owned
+        CROSS JOIN lane AS l ON l.id = r.lane
+        CROSS JOIN input AS i ON i.run = r.seq
+        WHERE r.worker = :worker AND r.state = 'running' AND r.token BETWEEN :first AND :last
+    ),
+    (
+        SELECT json_group_array(json_array(token, cancelling))
+        FROM run INDEXED BY run_cancelling
+        WHERE worker = :worker AND state = 'running' AND cancelling IS NOT NULL
+    ),
+    (SELECT wake_at FROM run WHERE wake_at IS NOT NULL ORDER BY wake_at LIMIT 1),
+    (
+        SELECT deadline FROM run
+        WHERE deadline IS NOT NULL AND finished_at IS NULL AND cancelling IS NULL
+        ORDER BY deadline LIMIT 1
+    ),
+    EXISTS (
+        SELECT 1
+        FROM worker_lane AS s CROSS JOIN run AS q INDEXED BY run_ready
+        WHERE s.worker = :worker AND q.lane = s.lane AND q.state = 'queued' AND q.held IS NULL
+    ),
+    EXISTS (SELECT 1 FROM run INDEXED BY run_ready WHERE state = 'queued' AND held IS NULL);

@@ -1,0 +1,203 @@
+-- What clients read. No statement here takes a lock that keeps others from writing.
+
+-- name: now
+-- The store's clock, in milliseconds.
+SELECT CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER);
+
+-- name: records
+-- Runs by their numbers. Uses primary keys.
+SELECT json_group_array(
+    json_object(
+        'id', r.id,
+        'workflow', l.workflow,
+        'queue', l.queue,
+        'priority', r.priority,
+        'state', r.state,
+        'attempt', r.attempt,
+        'crashes', r.crashes,
+        'input', i.body,
+        'created_at', r.created_at,
+        'started_at', r.started_at,
+        'finished_at', r.finished_at,
+        'wake_at', r.wake_at,
+        'deadline', r.deadline,
+        'parent', r.parent,
+        'worker', (SELECT w.name FROM worker AS w WHERE w.id = r.worker),
+        'cancelling', r.cancelling,
+        'held', r.held,
+        'body', CASE WHEN r.state NOT IN ('running', 'waiting') THEN o.body END,
+        'waits', (
+            SELECT json_group_array(json_object('key', w.key, 'what', w.what, 'target', w.target, 'at', w.at))
+            FROM wait AS w WHERE w.run = r.seq AND r.state = 'waiting'
+        ),
+        'position', r.seq
+    )
+)
+FROM json_each(:runs) AS e
+CROSS JOIN run AS r ON r.seq = e.value
+CROSS JOIN lane AS l ON l.id = r.lane
+CROSS JOIN input AS i ON i.run = r.seq
+LEFT JOIN outcome AS o ON o.run = r.seq;
+
+-- name: one
+-- The number of a run, as a list. Uses the unique index of run ids.
+SELECT json_group_array(seq) FROM run WHERE id = :id;
+
+-- name: newest
+-- Numbers of runs, newest first. Walks the primary key.
+SELECT json_group_array(seq)
+FROM (
+    SELECT r.seq FROM run AS r CROSS JOIN lane AS l ON l.id = r.lane
+    WHERE r.seq < coalesce(:after, 9223372036854775807)
+        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
+        AND (:workflow IS NULL OR l.workflow = :workflow)
+        AND (:queue IS NULL OR l.queue = :queue)
+    ORDER BY r.seq DESC LIMIT :limit
+);
+
+-- name: oldest
+-- Numbers of runs, oldest first. Walks the primary key.
+SELECT json_group_array(seq)
+FROM (
+    SELECT r.seq FROM run AS r CROSS JOIN lane AS l ON l.id = r.lane
+    WHERE r.seq > coalesce(:after, -1)
+        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
+        AND (:workflow IS NULL OR l.workflow = :workflow)
+        AND (:queue IS NULL OR l.queue = :queue)
+    ORDER BY r.seq LIMIT :limit
+);
+
+-- name: newest_failed
+-- Numbers of failed runs, newest first. Walks run_failed.
+SELECT json_group_array(seq)
+FROM (
+    SELECT r.seq FROM run AS r INDEXED BY run_failed CROSS JOIN lane AS l ON l.id = r.lane
+    WHERE r.state = 'failed'
+        AND r.seq < coalesce(:after, 9223372036854775807)
+        AND (:workflow IS NULL OR l.workflow = :workflow)
+        AND (:queue IS NULL OR l.queue = :queue)
+    ORDER BY r.seq DESC LIMIT :limit
+);
+
+-- name: oldest_failed
+-- Numbers of failed runs, oldest first. Walks run_failed.
+SELECT json_group_array(seq)
+FROM (
+    SELECT r.seq FROM run AS r INDEXED BY run_failed CROSS JOIN lane AS l ON l.id = r.lane
+    WHERE r.state = 'failed'
+        AND r.seq > coalesce(:after, -1)
+        AND (:workflow IS NULL OR l.workflow = :workflow)
+        AND (:queue IS NULL OR l.queue = :queue)
+    ORDER BY r.seq LIMIT :limit
+);
+
+-- name: newest_children
+-- Numbers of the children of a run, newest first. Walks run_child.
+SELECT json_group_array(seq)
+FROM (
+    SELECT r.seq FROM run AS r INDEXED BY run_child CROSS JOIN lane AS l ON l.id = r.lane
+    WHERE r.parent = :parent
+        AND r.seq < coalesce(:after, 9223372036854775807)
+        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
+        AND (:workflow IS NULL OR l.workflow = :workflow)
+        AND (:queue IS NULL OR l.queue = :queue)
+    ORDER BY r.seq DESC LIMIT :limit
+);
+
+-- name: oldest_children
+-- Numbers of the children of a run, oldest first. Walks run_child.
+SELECT json_group_array(seq)
+FROM (
+    SELECT r.seq FROM run AS r INDEXED BY run_child CROSS JOIN lane AS l ON l.id = r.lane
+    WHERE r.parent = :parent
+        AND r.seq > coalesce(:after, -1)
+        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
+        AND (:workflow IS NULL OR l.workflow = :workflow)
+        AND (:queue IS NULL OR l.queue = :queue)
+    ORDER BY r.seq LIMIT :limit
+);
+
+-- name: ended
+-- Of some runs, those that have ended. Uses the unique index of run ids.
+SELECT json_group_array(json_object('id', r.id, 'state', r.state, 'body', o.body))
+FROM json_each(:ids) AS e
+CROSS JOIN run AS r ON r.id = e.value
+LEFT JOIN outcome AS o ON o.run = r.seq
+WHERE r.finished_at IS NOT NULL;
+
+-- name: history
+-- A page of a run's checkpoints. Walks the primary key of checkpoint.
+SELECT json_group_array(
+    json_object(
+        'key', key, 'kind', kind, 'outcome', outcome, 'body', body, 'attempts', attempts, 'digest', digest,
+        'at', at, 'started_at', started_at, 'saved_at', saved_at, 'position', position
+    )
+)
+FROM (
+    SELECT c.* FROM checkpoint AS c
+    WHERE c.run = (SELECT seq FROM run WHERE id = :id) AND c.position > :after
+    ORDER BY c.position LIMIT :limit
+);
+
+-- name: find
+-- One checkpoint, as a list. Uses checkpoint_key.
+SELECT json_group_array(
+    json_object(
+        'key', key, 'kind', kind, 'outcome', outcome, 'body', body, 'attempts', attempts, 'digest', digest,
+        'at', at, 'started_at', started_at, 'saved_at', saved_at, 'position', position
+    )
+)
+FROM checkpoint WHERE run = (SELECT seq FROM run WHERE id = :id) AND key = :key;
+
+-- name: signals
+-- A page of the signals that wait at a run. Walks signal_waiting.
+SELECT json_group_array(json_object('position', position, 'name', name, 'body', body))
+FROM (
+    SELECT s.* FROM signal AS s INDEXED BY signal_waiting
+    WHERE s.run = (SELECT seq FROM run WHERE id = :id) AND s.body IS NOT NULL AND s.position > :after
+    ORDER BY s.position LIMIT :limit
+);
+
+-- name: ahead
+-- How many ready runs of its queue come before a queued run. Walks run_ready for each lane of the queue, up to :limit.
+SELECT count(*)
+FROM (
+    SELECT 1
+    FROM run AS r
+    CROSS JOIN lane AS own ON own.id = r.lane
+    CROSS JOIN lane AS l ON l.queue = own.queue
+    CROSS JOIN run AS q INDEXED BY run_ready
+        ON q.lane = l.id AND q.state = 'queued' AND q.held IS NULL AND (q.priority, q.seq) < (r.priority, r.seq)
+    WHERE r.id = :id AND r.state = 'queued'
+    LIMIT :limit
+);
+
+-- name: counts
+-- How many runs each lane has in each state. Walks all runs.
+SELECT json_group_array(json_object('queue', l.queue, 'workflow', l.workflow, 'state', n.state, 'runs', n.runs))
+FROM (SELECT lane, state, count(*) AS runs FROM run GROUP BY lane, state) AS n
+JOIN lane AS l ON l.id = n.lane;
+
+-- name: workers
+-- The live incarnations. Walks the workers, which are few, and run_owned for each.
+SELECT json_group_array(
+    json_object(
+        'id', w.id,
+        'name', w.name,
+        'host', w.host,
+        'pid', w.pid,
+        'queues', json(w.queues),
+        'workflows', json(w.workflows),
+        'concurrency', w.concurrency,
+        'started_at', w.started_at,
+        'lease_until', w.lease_until,
+        'running', (
+            SELECT count(*) FROM run AS r INDEXED BY run_owned WHERE r.worker = w.id AND r.state = 'running'
+        )
+    )
+)
+FROM worker AS w WHERE w.lease_until > :now;
+
+-- name: dead
+-- How many incarnations have a lease that ended. Walks the workers, which are few.
+SELECT count(*) FROM worker WHERE lease_until <= :now;

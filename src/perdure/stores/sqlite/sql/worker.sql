@@ -1,0 +1,71 @@
+-- Incarnations of workers: their leases, and what becomes of their runs. All but the lookups need the write lock.
+
+-- name: register
+-- Begins an incarnation.
+INSERT INTO worker (name, host, pid, queues, workflows, concurrency, started_at, lease_until)
+VALUES (:name, :host, :pid, :queues, :workflows, :concurrency, :now, :now + :lease);
+
+-- name: serve
+-- Ties an incarnation to the lanes that exist. Uses the unique index of lane.
+INSERT OR IGNORE INTO worker_lane (worker, lane)
+SELECT :worker, l.id
+FROM json_each(:queues) AS q
+CROSS JOIN json_each(:workflows) AS w
+CROSS JOIN lane AS l ON l.queue = q.value AND l.workflow = w.value;
+
+-- name: renew
+-- Extends a lease from now on, by the clock of the test or, as a rule, that of SQLite. Uses the primary key.
+UPDATE worker SET
+    lease_until = coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)) + :lease
+WHERE id = :worker;
+
+-- name: named
+-- An incarnation by its name. Uses the unique index of names.
+SELECT json_group_array(id) FROM worker WHERE name = :name;
+
+-- name: dead
+-- Incarnations whose lease has ended. Walks the workers, which are few.
+SELECT json_group_array(id) FROM worker WHERE lease_until <= :now;
+
+-- name: owned
+-- The runs of incarnations. Uses run_owned.
+SELECT json_group_array(
+    json_array(r.worker, r.seq, r.crashes, r.max_crashes, json(CASE WHEN r.cancelling IS NULL THEN 'false' ELSE 'true' END))
+)
+FROM json_each(:workers) AS e CROSS JOIN run AS r INDEXED BY run_owned
+WHERE r.worker = e.value AND r.state = 'running';
+
+-- name: take_back
+-- Takes runs from dead owners: queued, backing off, or ended. Uses the primary key; ending fires run_ended.
+UPDATE run SET
+    state = e.state,
+    crashes = e.crashes,
+    attempt = attempt + (e.state <> 'failed'),
+    wake_at = e.wake_at,
+    cut_off = 1,
+    worker = NULL,
+    token = NULL,
+    cancelling = CASE WHEN e.state = 'failed' THEN NULL ELSE cancelling END,
+    finished_at = CASE WHEN e.state = 'failed' THEN :now END
+FROM (
+    SELECT
+        json_extract(value, '$[0]') AS seq,
+        json_extract(value, '$[1]') AS state,
+        json_extract(value, '$[2]') AS crashes,
+        json_extract(value, '$[3]') AS wake_at
+    FROM json_each(:runs)
+) AS e
+WHERE run.seq = e.seq;
+
+-- name: hand_back
+-- Releases all that an incarnation owns, without counting. Uses run_owned.
+UPDATE run SET state = 'queued', worker = NULL, token = NULL, cut_off = 0
+WHERE seq IN (SELECT seq FROM run INDEXED BY run_owned WHERE worker = :worker AND state = 'running');
+
+-- name: forget
+-- Removes incarnations. Uses the primary key.
+DELETE FROM worker WHERE id IN (SELECT value FROM json_each(:workers));
+
+-- name: forget_lanes
+-- Unties incarnations from their lanes. Uses the primary key.
+DELETE FROM worker_lane WHERE worker IN (SELECT value FROM json_each(:workers));

@@ -1,0 +1,194 @@
+"""The store on SQLite: the verbs of the contract, each handed to the thread that writes or to the one that reads."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from perdure.errors import StoreError
+from perdure.model import (
+    Arrived,
+    Checkpoint,
+    Count,
+    Ended,
+    Millis,
+    RunQuery,
+    RunRecord,
+    Signal,
+    Start,
+    Started,
+    State,
+    WorkerRecord,
+)
+from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Subscription, Topic
+from perdure.stores.sqlite import control, doctor, exchange, migrate, reads, worker
+from perdure.stores.sqlite.connect import Location, connect
+from perdure.stores.sqlite.enqueue import enqueue
+from perdure.stores.sqlite.executor import Executor, Operation
+from perdure.stores.sqlite.keeper import FileKeeper, MemoryKeeper
+from perdure.stores.sqlite.wake import Wakeups
+
+T = TypeVar("T")
+
+
+class SqliteStore:
+    """Runs in one SQLite file that many processes may share, or in memory for one.
+
+    It may be used from any thread and event loop. After a fork it refuses: the child opens a store of its own.
+    """
+
+    def __init__(self, location: Location, *, now: Callable[[], Millis] | None = None) -> None:
+        self._location = location
+        self._clock = now
+        self._opening: asyncio.Lock | None = None
+        self._writer: Executor | None = None
+        self._reader: Executor | None = None
+        self._wakeups: Wakeups | None = None
+
+    # --- lifecycle
+
+    async def open(self) -> None:
+        """Connects, and makes or migrates the schema. Opening an open store does nothing."""
+        if self._writer is None:
+            await asyncio.to_thread(self._open)
+
+    def _open(self) -> None:
+        wakeups = Wakeups(shared=self._location.path is not None)
+        connection = connect(self._location)
+        try:
+            migrate.migrate(connection, self._location.name)
+            reading = connect(self._location, read_only=True) if self._location.path is not None else None
+        except BaseException:
+            connection.close()
+            raise
+        self._wakeups = wakeups
+        self._writer = self._reader = Executor(
+            connection,
+            self._location.name,
+            begin="BEGIN IMMEDIATE",
+            clock=self._clock,
+            before_commit=wakeups.prune,
+            after_commit=wakeups.tell,
+        )
+        if reading is not None:
+            self._reader = Executor(reading, self._location.name, begin="BEGIN", clock=self._clock)
+
+    async def close(self) -> None:
+        """Finishes what was begun and lets go of the file. Closing a closed store does nothing."""
+        writer, reader, wakeups = self._writer, self._reader, self._wakeups
+        self._writer = self._reader = self._wakeups = None
+        if writer is None or reader is None or wakeups is None:
+            return
+        await asyncio.to_thread(_close, writer, reader)
+        wakeups.close()
+
+    async def migrate(self) -> list[str]:
+        return await asyncio.to_thread(self._migrate)
+
+    def _migrate(self) -> list[str]:
+        if self._location.path is None:
+            return []  # It was made, whole, when it was opened.
+        connection = connect(self._location)
+        try:
+            return migrate.migrate(connection, self._location.name)
+        finally:
+            connection.close()
+
+    async def check(self) -> list[Finding]:
+        return await self._read(lambda tx: doctor.examine(tx, self._location))
+
+    async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
+        if self._wakeups is None:
+            raise self._not_open()
+        return await self._wakeups.subscribe(topic, wake, self._executor(self._writer))
+
+    # --- clients
+
+    async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
+        return await self._write(lambda tx: enqueue(tx, starts))
+
+    async def signal(self, signal: Signal) -> None:
+        return await self._write(lambda tx: control.deliver(tx, signal))
+
+    async def cancel(self, run_id: str, reason: str, *, children: bool = True) -> State:
+        return await self._write(lambda tx: control.cancel(tx, run_id, reason, children=children))
+
+    async def retry(self, run_id: str, *, from_key: str | None = None) -> None:
+        return await self._write(lambda tx: control.retry(tx, run_id, from_key))
+
+    async def load(self, run_id: str) -> RunRecord | None:
+        return await self._read(lambda tx: reads.load_run(tx, run_id))
+
+    async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
+        return await self._read(lambda tx: reads.ended(tx, run_ids))
+
+    async def history(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Checkpoint]:
+        return await self._read(lambda tx: reads.history(tx, run_id, after, limit))
+
+    async def find(self, run_id: str, key: str) -> Checkpoint | None:
+        return await self._read(lambda tx: reads.find(tx, run_id, key))
+
+    async def signals(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Arrived]:
+        return await self._read(lambda tx: reads.signals(tx, run_id, after, limit))
+
+    async def runs(self, query: RunQuery) -> list[RunRecord]:
+        return await self._read(lambda tx: reads.list_runs(tx, query))
+
+    async def ahead(self, run_id: str) -> int:
+        return await self._read(lambda tx: reads.ahead(tx, run_id))
+
+    async def counts(self) -> list[Count]:
+        return await self._read(reads.counts)
+
+    async def workers(self) -> list[WorkerRecord]:
+        return await self._read(reads.workers)
+
+    # --- workers
+
+    async def register(self, worker_: Registration) -> int:
+        return await self._write(lambda tx: worker.register(tx, worker_))
+
+    def keeper(self, worker: int, lease: Millis) -> Keeper:
+        if self._location.path is None:
+            return MemoryKeeper(self._executor(self._writer), worker, lease)
+        return FileKeeper(self._location, worker, lease, self._clock)
+
+    async def exchange(self, exchange_: Exchange) -> Exchanged:
+        if self._reader is not self._writer and not (exchange_.saves or exchange_.settles or exchange_.repeated):
+            # Polls that find nothing stay away from the lock that the writers of all processes share.
+            reply = await self._read(lambda tx: exchange.idle(tx, exchange_))
+            if reply is not None:
+                return reply
+        return await self._write(functools.partial(exchange.perform, exchange=exchange_))
+
+    async def reclaim(self) -> int:
+        return await self._write(worker.reclaim) if await self._read(reads.dead_workers) else 0
+
+    async def bury(self, name: str) -> int:
+        return await self._write(lambda tx: worker.bury(tx, name))
+
+    async def retire(self, worker_: int) -> None:
+        return await self._write(lambda tx: worker.retire(tx, worker_))
+
+    # --- the two threads
+
+    async def _write(self, operation: Operation[T]) -> T:
+        return await self._executor(self._writer).run(operation)
+
+    async def _read(self, operation: Operation[T]) -> T:
+        return await self._executor(self._reader).run(operation)
+
+    def _executor(self, executor: Executor | None) -> Executor:
+        if executor is None:
+            raise self._not_open()
+        return executor
+
+    def _not_open(self) -> StoreError:
+        return StoreError(f"the store {self._location.name} is not open; open it first")
+
+
+def _close(*executors: Executor) -> None:
+    for executor in executors:
+        executor.close()

@@ -1,0 +1,124 @@
+"""Incarnations: how they begin and end, and what becomes of the runs of one that died."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from perdure.model import Json, Millis, State, crash_backoff, poisoned
+from perdure.stores.base import Registration, Topic
+from perdure.stores.sqlite.enqueue import encode
+from perdure.stores.sqlite.executor import Transaction
+from perdure.stores.sqlite.sql import load
+
+_SQL = load("worker")
+_OUTCOMES = load("exchange")["outcomes"]
+
+
+class Owned(NamedTuple):
+    """A run whose owner died."""
+
+    worker: int
+    seq: int
+    crashes: int
+    max_crashes: int
+    cancelling: bool
+
+
+class Verdict(NamedTuple):
+    """What becomes of such a run."""
+
+    seq: int
+    state: State
+    crashes: int
+    wake_at: Millis | None
+
+
+_Owned = msgspec.json.Decoder(list[Owned])
+_Ids = msgspec.json.Decoder(list[int])
+
+
+def register(transaction: Transaction, worker: Registration) -> int:
+    """Begins an incarnation and returns its id."""
+    queues, workflows = encode(worker.queues), encode(worker.workflows)
+    cursor = transaction.connection.execute(
+        _SQL["register"],
+        {
+            "name": worker.name,
+            "host": worker.host,
+            "pid": worker.pid,
+            "queues": queues,
+            "workflows": workflows,
+            "concurrency": worker.concurrency,
+            "now": transaction.now,
+            "lease": worker.lease,
+        },
+    )
+    number = cursor.lastrowid or 0
+    transaction.change(_SQL["serve"], {"worker": number, "queues": queues, "workflows": workflows})
+    return number
+
+
+def retire(transaction: Transaction, worker: int) -> None:
+    """Ends an incarnation in good order: what it owns is queued again and not counted."""
+    if transaction.change(_SQL["hand_back"], {"worker": worker}):
+        transaction.tell.add(Topic.WORK)
+    _forget(transaction, encode([worker]))
+
+
+def reclaim(transaction: Transaction) -> int:
+    """Takes back the runs of all incarnations whose lease has ended; returns how many."""
+    return _take_back(transaction, transaction.row(_SQL["dead"], {"now": transaction.now})[0])
+
+
+def bury(transaction: Transaction, name: str) -> int:
+    """Takes back the runs of one incarnation, whatever its lease; returns how many."""
+    return _take_back(transaction, transaction.row(_SQL["named"], {"name": name})[0])
+
+
+def judge(runs: Sequence[Owned], now: Millis, draw: Callable[[float, float], float] = random.uniform) -> list[Verdict]:
+    """Decides about the runs of dead workers: who is to blame, who backs off, who is poison.
+
+    A run that is being cancelled does not back off: whoever claims it next ends it.
+    """
+    most: dict[int, int] = defaultdict(int)
+    for run in runs:
+        most[run.worker] = max(most[run.worker], run.crashes)
+    return [_verdict(run, run.crashes == most[run.worker], now, draw) for run in runs]
+
+
+def _verdict(run: Owned, blamed: bool, now: Millis, draw: Callable[[float, float], float]) -> Verdict:
+    if not blamed:
+        return Verdict(run.seq, State.QUEUED, run.crashes, None)
+    crashes = run.crashes + 1
+    if crashes >= run.max_crashes:
+        return Verdict(run.seq, State.FAILED, crashes, None)
+    pause = int(draw(0, crash_backoff(crashes)))
+    if pause == 0 or run.cancelling:
+        return Verdict(run.seq, State.QUEUED, crashes, None)
+    return Verdict(run.seq, State.SCHEDULED, crashes, now + pause)
+
+
+def _take_back(transaction: Transaction, workers: str) -> int:
+    if not _Ids.decode(workers):
+        return 0
+    runs = _Owned.decode(transaction.row(_SQL["owned"], {"workers": workers})[0])
+    if runs:
+        verdicts = judge(runs, transaction.now)
+        errors: list[tuple[int, Json]] = [(v.seq, poisoned(v.crashes)) for v in verdicts if v.state is State.FAILED]
+        if errors:
+            transaction.change(_OUTCOMES, {"bodies": encode(errors)})
+            transaction.tell.add(Topic.ENDED)
+        transaction.change(_SQL["take_back"], {"runs": encode(verdicts), "now": transaction.now})
+        transaction.tell.add(Topic.WORK)
+    _forget(transaction, workers)
+    return len(runs)
+
+
+def _forget(transaction: Transaction, workers: str) -> None:
+    transaction.change(_SQL["forget_lanes"], {"workers": workers})
+    transaction.change(_SQL["forget"], {"workers": workers})
