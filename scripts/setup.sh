@@ -39,7 +39,7 @@ find_python() {
   elif [ -n "${PYTHON:-}" ]; then
     fail "PYTHON=$PYTHON is not a Python of 3.11 or later."
   fi
-  fail "Perdure needs Python 3.11 or later, and there is none on the PATH (python3 is $(python3 -V 2>&1 || true))." \
+  fail "Perdure needs Python 3.11 or later, and there is none on the PATH." \
     "Install one, or set PYTHON to where it is."
 }
 

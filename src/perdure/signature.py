@@ -14,7 +14,7 @@ from hashlib import blake2b
 from inspect import Parameter
 from typing import Any, Required, cast, get_origin
 
-from msgspec import json
+from msgspec import MsgspecError, json
 
 from perdure.errors import DecodingError, DefinitionError, InvalidInput
 from perdure.values import MISSING, Decoder, encode, encode_stable, type_name
@@ -49,7 +49,7 @@ class Signature:
 
     def check(self) -> None:
         """Look at all of it now. Raises `DefinitionError`."""
-        _ = self._names, self._decoder, self.returns
+        _ = self.names, self._decoder, self.returns
 
     @cached_property
     def returns(self) -> Decoder[Any]:
@@ -106,7 +106,7 @@ class Signature:
         """
         try:
             given: object = json.decode(text) if text.strip() else None
-        except ValueError as error:
+        except (MsgspecError, UnicodeError) as error:
             raise self._misfit(f"what was given is not JSON ({error})") from None
         failure: InvalidInput | None = None
         for args, kwargs in self._readings(given) if text.strip() else [_EMPTY_CALL]:
@@ -182,21 +182,21 @@ class Signature:
     # --- binding without inspect, which takes longer than all the rest of a step's bookkeeping
 
     @cached_property
-    def _names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         """Of the parameters that take one argument each, in order."""
         return tuple(name for name, p in self._parameters.items() if p.kind not in _VARIADIC)
 
     @cached_property
     def _positional(self) -> tuple[str, ...]:
-        return tuple(n for n in self._names if self._parameters[n].kind is not Parameter.KEYWORD_ONLY)
+        return tuple(n for n in self.names if self._parameters[n].kind is not Parameter.KEYWORD_ONLY)
 
     @cached_property
     def _keywords(self) -> frozenset[str]:
-        return frozenset(n for n in self._names if self._parameters[n].kind is not Parameter.POSITIONAL_ONLY)
+        return frozenset(n for n in self.names if self._parameters[n].kind is not Parameter.POSITIONAL_ONLY)
 
     @cached_property
     def _required(self) -> frozenset[str]:
-        return frozenset(n for n in self._names if self._parameters[n].default is Parameter.empty)
+        return frozenset(n for n in self.names if self._parameters[n].default is Parameter.empty)
 
     def _bind(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
         values = dict(zip(self._positional, args, strict=False))
@@ -204,7 +204,7 @@ class Signature:
             if len(args) > len(self._positional) or not kwargs.keys() <= self._keywords - values.keys():
                 return self._bind_slowly(args, kwargs)
             values.update(kwargs)
-            values = {name: values[name] for name in self._names if name in values}
+            values = {name: values[name] for name in self.names if name in values}
         elif len(args) > len(self._positional):
             return self._bind_slowly(args, kwargs)
         return values if self._required <= values.keys() else self._bind_slowly(args, kwargs)
@@ -219,19 +219,19 @@ class Signature:
 
     def _readings(self, given: object) -> Iterator[tuple[tuple[object, ...], dict[str, object]]]:
         """The calls that JSON of a person can mean, the likeliest first."""
-        single = len(self._names) == 1
+        single = len(self.names) == 1
         if given is None and not single:
             yield _EMPTY_CALL
         elif isinstance(given, dict):
             named = cast("dict[str, object]", given)
-            if not single or named.keys() <= set(self._names):
+            if not single or named.keys() <= set(self.names):
                 yield (), named
         elif isinstance(given, list):
             yield tuple(cast("list[object]", given)), {}
         elif not single:
             raise self._misfit("give an object with the arguments by name, or an array with them in order")
         if single:
-            yield ((), {self._names[0]: given}) if self._names[0] in self._keywords else ((given,), {})
+            yield ((), {self.names[0]: given}) if self.names[0] in self._keywords else ((given,), {})
             if given is None:
                 yield _EMPTY_CALL
 
