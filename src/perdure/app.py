@@ -13,7 +13,7 @@ from perdure.clock import Clock, StoreClock, millis
 from perdure.engine.definitions import WorkflowDefinition, check_definitions, function_name, place
 from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
-from perdure.model import Count, RunQuery, RunRecord, State
+from perdure.model import Count, RunQuery, State
 from perdure.retry import Retry
 from perdure.run import ANYTHING, Run, RunStatus
 from perdure.step import Step
@@ -66,6 +66,7 @@ class App:
     @overload
     def workflow(
         self,
+        /,
         *,
         name: str | None = None,
         queue: str = DEFAULT_QUEUE,
@@ -214,7 +215,7 @@ class App:
 
         Raises `DefinitionError` when a workflow or step can't work.
         """
-        from perdure.engine.worker import Worker  # noqa: PLC0415 (clients don't need it)
+        from perdure.engine.worker import Worker
 
         if not isinstance(concurrency, int) or concurrency < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInput("a worker's concurrency is a whole number from 1 on")
@@ -287,6 +288,6 @@ class WorkflowDecorator:
         definition = WorkflowDefinition(
             name, fn, self._queue, self._priority, self._retry, self._timeout, self._max_crashes
         )
-        workflow = Workflow(self._app, fn, definition)
+        workflow: Workflow[P, Any] = Workflow(self._app, fn, definition)
         self._app.add(workflow)
         return workflow

@@ -77,19 +77,18 @@ class Call(Coroutine[Any, Any, T]):
         raise PerdureError(f"{self.what}: wait() would block the event loop of this thread; use await instead")
 
     def send(self, value: Any, /) -> Any:
-        if self._work is None:
-            self._begin()
-        return self._work.send(value)  # type: ignore[union-attr]
+        return self._driven().send(value)
 
     def throw(self, typ: Any, val: Any = None, tb: Any = None, /) -> Any:
-        if self._work is None:
-            self._begin()
-        return self._work.throw(typ if val is None else val)  # type: ignore[union-attr]
+        return self._driven().throw(typ if val is None else val)
 
     def close(self) -> None:
         self._begun = True
         if self._work is not None:
             self._work.close()
+
+    def _driven(self) -> Coroutine[Any, Any, T]:
+        return self._begin() if self._work is None else self._work
 
     def _begin(self) -> Coroutine[Any, Any, T]:
         if self._begun:

@@ -103,7 +103,7 @@ class Results:
                     logger.warning("the store does not answer (%s); still waiting for results", error)
                     await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                     delay = min(delay * 2, 2.0)
-        except Exception as error:  # noqa: BLE001 (it belongs to those who wait)
+        except Exception as error:
             for futures in self._waiting.values():
                 for future in futures:
                     if not future.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
@@ -61,7 +62,7 @@ class RunContext:
 def current_run() -> RunContext:
     """The run that the calling code belongs to; raises `NotInWorkflow` outside of one.
 
-        current_run().logger.info("charging")
+    current_run().logger.info("charging")
     """
     return RunContext(scope_needed("current_run()"))
 
@@ -90,7 +91,7 @@ def sleep_until(when: datetime) -> Call[None]:
 def wait_signal(name: str, type: type[T], *, timeout: timedelta | float | None = None) -> Call[T]: ...
 @overload
 def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | None = None) -> Call[Any]: ...
-def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | None = None) -> Call[Any]:  # noqa: A002
+def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | None = None) -> Call[Any]:
     """Waits durably for the next signal of that name, sent with `run.signal(name, value)`.
 
     Signals are kept from before the run waits, in order; each is taken once. The value is read as `type` (plain JSON
@@ -103,11 +104,9 @@ def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | Non
     check_key(name)
     scope = scope_needed("wait_signal()")
     decoder: Decoder[Any] = Decoder(Any if type is None else type, f"signal {name}")
-    return _call(
-        scope, f"signal:{name}", lambda key: signal_for(scope.execution, key, name, decoder, limit)
-    )
+    return _call(scope, f"signal:{name}", lambda key: signal_for(scope.execution, key, name, decoder, limit))
 
 
-def _call(scope: Scope, name: str, work: Any) -> Call[Any]:
+def _call(scope: Scope, name: str, work: Callable[[str], Coroutine[Any, Any, T]]) -> Call[T]:
     key = scope.key(name)
     return Call(lambda: work(key), key, scope.execution.wait_from_thread)

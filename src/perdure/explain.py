@@ -59,13 +59,13 @@ def _queued(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
 
 def _unserved(run: RunRecord, workers: Sequence[WorkerRecord]) -> str:
     if not workers:
-        return f"no live worker serves workflow {run.workflow}: none is running; start one with `perdure worker MODULE:APP`"
+        return f"no live worker serves workflow {run.workflow}: start one with `perdure worker MODULE:APP`"
     knowing = [worker for worker in workers if run.workflow in worker.workflows]
     if knowing:
         queues = sorted({queue for worker in knowing for queue in worker.queues})
         return (
-            f"no live worker serves queue {run.queue}: those that know workflow {run.workflow} serve {', '.join(queues)};"
-            f" start one with `--queues {run.queue}`"
+            f"no live worker serves queue {run.queue}: those that know workflow {run.workflow} serve"
+            f" {', '.join(queues)}; start one with `--queues {run.queue}`"
         )
     return (
         f"no live worker serves workflow {run.workflow}: {_workers(len(workers))} of this store run other code; start"

@@ -102,7 +102,7 @@ class Run(Generic[R]):
         return self._store_call(lambda store: store.cancel(self.id, reason, children=children), "cancel")
 
     def retry(self, *, from_step: str | None = None) -> Call[None]:
-        """Queues a run that failed or was cancelled once more; what its steps have kept stays, failures are tried again.
+        """Queues a run that failed or was cancelled once more; what its steps kept stays, failures are tried again.
 
         With `from_step` (a key as `history()` shows it) also a run that succeeded, and that step and all after it run
         again. Raises `RunNotEnded`, `CheckpointNotFound`.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import update_wrapper
 from secrets import token_hex
@@ -88,7 +89,7 @@ class Workflow(Generic[P, R]):
     def options(
         self,
         *,
-        id: str | None = None,  # noqa: A002
+        id: str | None = None,
         queue: str | None = None,
         priority: int | None = None,
         delay: timedelta | float | None = None,
@@ -140,7 +141,9 @@ class Workflow(Generic[P, R]):
         """
         scope = scope_needed("continue_as_new()")
         if scope.execution.definition is not self.definition or scope.step_key is not None:
-            raise NotInWorkflow(f"{self.name}.continue_as_new() works in a run of workflow {self.name} itself, not in a step")
+            raise NotInWorkflow(
+                f"{self.name}.continue_as_new() works in a run of workflow {self.name} itself, not in a step"
+            )
         raise ContinueAsNew(self.definition.signature.encode(args, kwargs, self._app.max_value_bytes))
 
     def __repr__(self) -> str:
@@ -202,9 +205,8 @@ class StartCall(Generic[P, R]):
                 raise InvalidInput(
                     f"item {number} of start_many must be a tuple of the arguments of workflow {self._workflow.name}"
                 )
-            args = cast("tuple[Any, ...]", item) if several else (item,)
             try:
-                starts.append(self._start(args, {}))
+                starts.append(self._start(cast("tuple[Any, ...]", item) if several else (item,), {}))
             except InvalidInput as error:
                 error.add_note(f"at item {number} of start_many; no run was started")
                 raise
@@ -215,8 +217,6 @@ class StartCall(Generic[P, R]):
         children = [self._child(scope, start) for start in starts]
 
         async def start_children() -> list[Run[R]]:
-            import asyncio  # noqa: PLC0415
-
             return await asyncio.gather(*(self._start_child(scope, *child) for child in children))
 
         return Call(start_children, what, scope.execution.wait_from_thread)

@@ -7,7 +7,7 @@ import concurrent.futures
 import contextvars
 import heapq
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -130,7 +130,7 @@ class Execution:
             return self._cancelled()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 (whatever user code raises is the run's outcome)
+        except BaseException as error:
             if self.over:
                 raise
             return self._failed(error)
@@ -159,7 +159,11 @@ class Execution:
         ):
             return self._settle(To.FAILED, body)
         return Settle(
-            self.claim.ref, self.token, To.RETRY, body, delay=retry.delay_after(self.claim.attempt, self.runtime.random())
+            self.claim.ref,
+            self.token,
+            To.RETRY,
+            body,
+            delay=retry.delay_after(self.claim.attempt, self.runtime.random()),
         )
 
     def _cancelled(self) -> Settle:
@@ -238,7 +242,9 @@ class Execution:
     def claim_name(self, key: str) -> None:
         """Takes a key that the user gave; twice in one attempt is a mistake."""
         if key in self._names:
-            raise DefinitionError(f"two calls in one run have the key {key}; a key given with .options(key=…) must be unique")
+            raise DefinitionError(
+                f"two calls in one run have the key {key}; a key given with .options(key=…) must be unique"
+            )
         self._names.add(key)
 
     async def saved(self, key: str, kind: Kind, digest: str = "") -> Checkpoint | None:
@@ -314,7 +320,7 @@ class Execution:
             self._consider_parking()
 
     @contextmanager
-    def in_flight(self) -> Iterator[None]:
+    def in_flight(self) -> Generator[None]:
         """While something of the run is at work, and not merely waiting."""
         self._busy()
         try:

@@ -17,7 +17,7 @@ class LeaseThread:
     """Renews a lease three times in its length, whatever the event loop is doing; calls `gone`, from its thread, when
     the store does not know the incarnation any more."""
 
-    def __init__(self, keeper: Keeper, lease: Millis, gone: Callable[[], None]) -> None:
+    def __init__(self, keeper: Keeper, lease: Millis, gone: Callable[[], object]) -> None:
         self._keeper = keeper
         self._pause = lease / 1000 / 3
         self._gone = gone

@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 
 class Point(StrEnum):
+    """Where it is."""
+
     BEFORE_STEP = "before step"
     AFTER_EFFECT = "after effect, before checkpoint"
     AFTER_CHECKPOINT = "after checkpoint"

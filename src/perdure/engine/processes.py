@@ -48,12 +48,13 @@ class Processes:
     def _started(self) -> ProcessPool:
         if self._pool is None:
             try:
-                from pebble import ProcessPool  # noqa: PLC0415 (an extra)
+                from pebble import ProcessPool
             except ModuleNotFoundError:
                 raise DefinitionError(
                     "a step with process=True needs an extra: pip install 'perdure[process]'"
                 ) from None
-            self._pool = ProcessPool(max_workers=self._limit, context=multiprocessing.get_context("spawn"))
+            context: Any = multiprocessing.get_context("spawn")
+            self._pool = ProcessPool(max_workers=self._limit, context=context)
         return self._pool
 
 

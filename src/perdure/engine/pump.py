@@ -40,9 +40,7 @@ class Owner(Protocol):
 class Pump:
     """Collects what runs have to say, exchanges it with the store, and hands out what comes back."""
 
-    def __init__(
-        self, store: Store, clock: Clock, *, free: Callable[[], int], begin: Callable[[Claim], None]
-    ) -> None:
+    def __init__(self, store: Store, clock: Clock, *, free: Callable[[], int], begin: Callable[[Claim], None]) -> None:
         self._store = store
         self._clock = clock
         self._free = free
@@ -175,9 +173,7 @@ class Pump:
         )
         return exchange, saves
 
-    async def _send(
-        self, exchange: Exchange, futures: list[tuple[Save, asyncio.Future[None]]]
-    ) -> Exchanged | None:
+    async def _send(self, exchange: Exchange, futures: list[tuple[Save, asyncio.Future[None]]]) -> Exchanged | None:
         """Exchanges, for as long as it takes: an error that may pass is tried again, under the same serial."""
         delay = 0.05
         while True:
@@ -211,11 +207,8 @@ class Pump:
                 await asyncio.sleep(1.0)
                 self.hint()
             return
-        parts: list[tuple[Exchange, list[tuple[Save, asyncio.Future[None]]]]] = []
-        for item in futures:
-            parts.append((Exchange(self._worker, 0, saves=[item[0]]), [item]))
-        for settle in exchange.settles:
-            parts.append((Exchange(self._worker, 0, settles=[settle]), []))
+        parts = [(Exchange(self._worker, 0, saves=[item[0]]), [item]) for item in futures]
+        parts += [(Exchange(self._worker, 0, settles=[settle]), []) for settle in exchange.settles]
         for part, owned in parts:
             self._serial += 1
             part.serial = self._serial
@@ -224,9 +217,7 @@ class Pump:
                 self._deliver(part, owned, reply)
         self.hint()
 
-    def _deliver(
-        self, exchange: Exchange, futures: list[tuple[Save, asyncio.Future[None]]], reply: Exchanged
-    ) -> None:
+    def _deliver(self, exchange: Exchange, futures: list[tuple[Save, asyncio.Future[None]]], reply: Exchanged) -> None:
         if self.dead:
             return
         refused = set(reply.refused)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 from perdure.codec import encode
 from perdure.engine.definitions import StepDefinition
@@ -93,7 +93,7 @@ class _Attempts:
             result = self.step.signature.returns.decode(body)
         except (Halt, asyncio.CancelledError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001 (whatever user code raises is the step's outcome)
+        except BaseException as error:
             await self._failed(attempt, error)
             raise
         await self._save(Outcome.OK, body, attempt)

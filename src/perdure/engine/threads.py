@@ -51,7 +51,7 @@ class Threads:
             if future.set_running_or_notify_cancel():
                 try:
                     result = context.run(fn)
-                except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits for the future)
+                except BaseException as error:
                     future.set_exception(error)
                 else:
                     future.set_result(result)

@@ -32,9 +32,7 @@ async def sleep_for(execution: Execution, key: str, *, delay: Millis | None = No
         await execution.wait(Wait(key, WaitFor.TIMER, at=until))
 
 
-async def signal_for(
-    execution: Execution, key: str, name: str, decoder: Decoder[Any], timeout: Millis | None
-) -> Any:
+async def signal_for(execution: Execution, key: str, name: str, decoder: Decoder[Any], timeout: Millis | None) -> Any:
     """The next signal of that name; `SignalTimedOut` when its time is over and none is there."""
     saved = await execution.saved(key, Kind.SIGNAL)
     if saved is not None and saved.outcome is not Outcome.OPEN:
@@ -78,9 +76,7 @@ async def start_child(execution: Execution, key: str, start: Start) -> str:
     await execution.live()
     with execution.in_flight():
         body = json.encode(start.id).decode()
-        await execution.save(
-            Checkpoint(key, Kind.CHILD, Outcome.OK, body, started_at=execution.now()), starts=start
-        )
+        await execution.save(Checkpoint(key, Kind.CHILD, Outcome.OK, body, started_at=execution.now()), starts=start)
     return start.id
 
 

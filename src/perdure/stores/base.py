@@ -29,6 +29,7 @@ from perdure.model import (
     Signal,
     Start,
     Started,
+    State,
     Wait,
     WorkerRecord,
 )
