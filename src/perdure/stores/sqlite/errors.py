@@ -7,7 +7,7 @@ import sqlite3
 from perdure.errors import PerdureError, StoreError, StoreUnavailable
 
 _FOR_NOW = {
-    sqlite3.SQLITE_BUSY: "is locked by another process; find the one that keeps a transaction open, or raise busy_timeout",
+    sqlite3.SQLITE_BUSY: "is locked by another process; find the one with the long transaction, or raise busy_timeout",
     sqlite3.SQLITE_LOCKED: "is locked; try again",
     sqlite3.SQLITE_FULL: "can't grow, the disk is full; free some space",
     sqlite3.SQLITE_IOERR: "can't be read or written; look at the disk and at the system's log",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from perdure.model import Millis
-from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Exchange, Exchanged, Save, Seen, Topic
+from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Exchange, Exchanged, Save, Seen, Settle, Topic
 from perdure.stores.sqlite.control import expire
 from perdure.stores.sqlite.enqueue import encode, enqueue
 from perdure.stores.sqlite.executor import Transaction
@@ -56,14 +56,16 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     head = _head(transaction, exchange)
     ready = _save(transaction, exchange, head)
     ready |= _settle(transaction, exchange, head)
-    more = False
+    more = overdue = False
     if head.timers_due:
         promoted = transaction.change(_SQL["promote"], {"now": transaction.now, "limit": DUE_LIMIT})
         ready |= promoted > 0
         more |= promoted == DUE_LIMIT
     if head.deadlines_due:
-        more |= _expire(transaction)
-    if head.known and exchange.slots > 0:
+        overdue = _expire(transaction)
+        more |= overdue
+    # While there are runs whose time is over, one of them might be claimed: they come first.
+    if head.known and exchange.slots > 0 and not overdue:
         _claim(transaction, exchange)
     reply, left = _reply(transaction, exchange, head)
     if left and ready:
@@ -120,13 +122,25 @@ def _row(save: Save) -> tuple[Any, ...]:
     kept = save.checkpoint
     size = 0 if kept.body is None else len(kept.body.encode())
     return (
-        save.ref, kept.key, kept.kind, kept.outcome, kept.attempts, kept.digest, kept.at, kept.started_at, size, kept.body
-    )  # fmt: skip
+        save.ref,
+        kept.key,
+        kept.kind,
+        kept.outcome,
+        kept.attempts,
+        kept.digest,
+        kept.at,
+        kept.started_at,
+        size,
+        kept.body,
+    )
 
 
 def _settle(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
     stopped = head.having(_LOST | _SETTLED)
-    settles = [settle for settle in exchange.settles if settle.token not in stopped]
+    first: dict[int, Settle] = {}
+    for settle in exchange.settles:
+        first.setdefault(settle.token, settle)
+    settles = [settle for token, settle in first.items() if token not in stopped]
     if not settles:
         return False
     decided = plan(settles, head.having(_CANCELLING), transaction.now)

@@ -23,6 +23,7 @@ _Workers = msgspec.json.Decoder(list[WorkerRecord])
 
 
 def load_run(transaction: Transaction, run_id: str) -> RunRecord | None:
+    """The run of an id, or None."""
     numbers = transaction.row(_SQL["one"], {"id": run_id})[0]
     return next(iter(_records(transaction, numbers)), None)
 
@@ -47,30 +48,37 @@ def list_runs(transaction: Transaction, query: RunQuery) -> list[RunRecord]:
 
 
 def ended(transaction: Transaction, run_ids: Sequence[str]) -> list[Ended]:
+    """The outcomes of those of the runs that have ended."""
     return _Ended.decode(transaction.row(_SQL["ended"], {"ids": encode(run_ids)})[0])
 
 
 def history(transaction: Transaction, run_id: str, after: int, limit: int) -> list[Checkpoint]:
+    """A page of checkpoints, in order of position."""
     return _Checkpoints.decode(transaction.row(_SQL["history"], {"id": run_id, "after": after, "limit": limit})[0])
 
 
 def find(transaction: Transaction, run_id: str, key: str) -> Checkpoint | None:
+    """One checkpoint, or None."""
     return next(iter(_Checkpoints.decode(transaction.row(_SQL["find"], {"id": run_id, "key": key})[0])), None)
 
 
 def signals(transaction: Transaction, run_id: str, after: int, limit: int) -> list[Arrived]:
+    """A page of the signals that wait at a run."""
     return _Arrived.decode(transaction.row(_SQL["signals"], {"id": run_id, "after": after, "limit": limit})[0])
 
 
 def ahead(transaction: Transaction, run_id: str) -> int:
+    """How many ready runs of its queue come before a queued run."""
     return int(transaction.row(_SQL["ahead"], {"id": run_id, "limit": _AHEAD})[0])
 
 
 def counts(transaction: Transaction) -> list[Count]:
+    """How many runs each lane has in each state."""
     return _Counts.decode(transaction.row(_SQL["counts"])[0])
 
 
 def workers(transaction: Transaction) -> list[WorkerRecord]:
+    """The incarnations whose lease has not ended."""
     return _Workers.decode(transaction.row(_SQL["workers"], {"now": transaction.now})[0])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -23,9 +22,11 @@ from perdure.model import (
     WorkerRecord,
 )
 from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Subscription, Topic
-from perdure.stores.sqlite import control, doctor, exchange, migrate, reads, worker
+from perdure.stores.sqlite import control, doctor, migrate, reads
+from perdure.stores.sqlite import worker as workers
 from perdure.stores.sqlite.connect import Location, connect
 from perdure.stores.sqlite.enqueue import enqueue
+from perdure.stores.sqlite.exchange import idle, perform
 from perdure.stores.sqlite.executor import Executor, Operation
 from perdure.stores.sqlite.keeper import FileKeeper, MemoryKeeper
 from perdure.stores.sqlite.wake import Wakeups
@@ -147,30 +148,30 @@ class SqliteStore:
 
     # --- workers
 
-    async def register(self, worker_: Registration) -> int:
-        return await self._write(lambda tx: worker.register(tx, worker_))
+    async def register(self, worker: Registration) -> int:
+        return await self._write(lambda tx: workers.register(tx, worker))
 
     def keeper(self, worker: int, lease: Millis) -> Keeper:
         if self._location.path is None:
             return MemoryKeeper(self._executor(self._writer), worker, lease)
         return FileKeeper(self._location, worker, lease, self._clock)
 
-    async def exchange(self, exchange_: Exchange) -> Exchanged:
-        if self._reader is not self._writer and not (exchange_.saves or exchange_.settles or exchange_.repeated):
+    async def exchange(self, exchange: Exchange) -> Exchanged:
+        if self._reader is not self._writer and not (exchange.saves or exchange.settles or exchange.repeated):
             # Polls that find nothing stay away from the lock that the writers of all processes share.
-            reply = await self._read(lambda tx: exchange.idle(tx, exchange_))
+            reply = await self._read(lambda tx: idle(tx, exchange))
             if reply is not None:
                 return reply
-        return await self._write(functools.partial(exchange.perform, exchange=exchange_))
+        return await self._write(lambda tx: perform(tx, exchange))
 
     async def reclaim(self) -> int:
-        return await self._write(worker.reclaim) if await self._read(reads.dead_workers) else 0
+        return await self._write(workers.reclaim) if await self._read(reads.dead_workers) else 0
 
     async def bury(self, name: str) -> int:
-        return await self._write(lambda tx: worker.bury(tx, name))
+        return await self._write(lambda tx: workers.bury(tx, name))
 
-    async def retire(self, worker_: int) -> None:
-        return await self._write(lambda tx: worker.retire(tx, worker_))
+    async def retire(self, worker: int) -> None:
+        return await self._write(lambda tx: workers.retire(tx, worker))
 
     # --- the two threads
 

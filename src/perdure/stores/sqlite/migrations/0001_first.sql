@@ -106,10 +106,11 @@ BEGIN
     WHERE state = 'waiting' AND seq IN (SELECT w.run FROM wait AS w WHERE w.what = 'run' AND w.target = new.id);
 END;
 
--- Ids of workers are never used again: tokens are made of them.
+-- Ids of workers are never used again: tokens are made of them. Names may be there twice: a registration whose reply
+-- was lost is repeated.
 CREATE TABLE worker (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
-    name TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL,
     host TEXT NOT NULL,
     pid INTEGER NOT NULL,
     queues TEXT NOT NULL,
@@ -118,6 +119,8 @@ CREATE TABLE worker (
     started_at INTEGER NOT NULL,
     lease_until INTEGER NOT NULL
 );
+
+CREATE INDEX worker_name ON worker (name);
 
 -- The lanes that exist and that a worker serves, so that a claim walks no others.
 CREATE TABLE worker_lane (

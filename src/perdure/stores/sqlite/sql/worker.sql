@@ -20,7 +20,7 @@ UPDATE worker SET
 WHERE id = :worker;
 
 -- name: named
--- An incarnation by its name. Uses the unique index of names.
+-- Incarnations by their name. Uses worker_name.
 SELECT json_group_array(id) FROM worker WHERE name = :name;
 
 -- name: dead
@@ -30,7 +30,10 @@ SELECT json_group_array(id) FROM worker WHERE lease_until <= :now;
 -- name: owned
 -- The runs of incarnations. Uses run_owned.
 SELECT json_group_array(
-    json_array(r.worker, r.seq, r.crashes, r.max_crashes, json(CASE WHEN r.cancelling IS NULL THEN 'false' ELSE 'true' END))
+    json_array(
+        r.worker, r.seq, r.crashes, r.max_crashes,
+        json(CASE WHEN r.cancelling IS NULL THEN 'false' ELSE 'true' END)
+    )
 )
 FROM json_each(:workers) AS e CROSS JOIN run AS r INDEXED BY run_owned
 WHERE r.worker = e.value AND r.state = 'running';
@@ -40,7 +43,7 @@ WHERE r.worker = e.value AND r.state = 'running';
 UPDATE run SET
     state = e.state,
     crashes = e.crashes,
-    attempt = attempt + (e.state <> 'failed'),
+    attempt = attempt + 1,
     wake_at = e.wake_at,
     cut_off = 1,
     worker = NULL,
