@@ -234,4 +234,6 @@ def deadline_exceeded() -> Json:
 
 
 def _error(kind: type[PerdureError], message: str) -> Json:
-    return json.encode(ErrorInfo(type=f"{kind.__module__}:{kind.__qualname__}", message=message, args=[message])).decode()
+    return json.encode(
+        ErrorInfo(type=f"{kind.__module__}:{kind.__qualname__}", message=message, args=[message])
+    ).decode()

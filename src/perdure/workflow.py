@@ -200,13 +200,14 @@ class StartCall(Generic[P, R]):
             raise InvalidInput("start_many makes many runs: one id can't name them all")
         several = len(self._workflow.definition.signature.names) != 1
         starts: list[Start] = []
-        for number, item in enumerate(inputs):
+        for number, item in enumerate(cast("Iterable[object]", inputs)):
             if several and not isinstance(item, tuple):
                 raise InvalidInput(
                     f"item {number} of start_many must be a tuple of the arguments of workflow {self._workflow.name}"
                 )
+            arguments = cast("tuple[Any, ...]", item if several else (item,))
             try:
-                starts.append(self._start(cast("tuple[Any, ...]", item) if several else (item,), {}))
+                starts.append(self._start(arguments, {}))
             except InvalidInput as error:
                 error.add_note(f"at item {number} of start_many; no run was started")
                 raise

@@ -12,7 +12,7 @@ import pytest
 from perdure.stores import open_store
 from perdure.stores.base import Store
 
-from .kit import ManualClock, Worker, worker
+from conformance.kit import ManualClock, Worker, worker
 
 MakeStore: TypeAlias = Callable[[], Awaitable[Store]]
 

@@ -8,7 +8,7 @@ from perdure.errors import RunEnded, RunNotFound
 from perdure.model import Ended, Kind, State
 from perdure.stores.base import Store, To
 
-from .kit import (
+from conformance.kit import (
     DAY,
     ManualClock,
     Worker,

@@ -7,7 +7,7 @@ import pytest
 from perdure.model import Checkpoint, Kind, Outcome, State
 from perdure.stores.base import PAGE, Store, To
 
-from .kit import ManualClock, Worker, checkpoint, drain, ids, keys, message, record, save, start, with_token
+from conformance.kit import ManualClock, Worker, checkpoint, drain, ids, keys, message, record, save, start, with_token
 
 pytestmark = pytest.mark.anyio
 

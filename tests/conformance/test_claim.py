@@ -10,7 +10,7 @@ import pytest
 from perdure.model import State
 from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Store, To
 
-from .kit import (
+from conformance.kit import (
     BILL,
     DEFAULT,
     SHIP,

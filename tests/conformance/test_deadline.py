@@ -7,7 +7,7 @@ import pytest
 from perdure.model import Ended, State, deadline_exceeded
 from perdure.stores.base import Store, To
 
-from .kit import DAY, ManualClock, Worker, drain, for_run, for_signal, for_timer, ids, record, start
+from conformance.kit import DAY, ManualClock, Worker, drain, for_run, for_signal, for_timer, ids, record, start
 
 pytestmark = pytest.mark.anyio
 
@@ -123,8 +123,26 @@ async def test_a_claim_that_was_settled_in_time_has_met_its_deadline(
     assert await store.ended(["r"]) == [Ended("r", State.SUCCEEDED, "1")]
 
 
-async def test_thousands_of_deadlines_pass_in_bounded_steps(store: Store, ada: Worker, clock: ManualClock) -> None:
-    await store.enqueue([start(timeout=1000) for _ in range(2000)] + [start("fresh")])
+async def test_descendants_are_cancelled_at_the_deadline(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("root", timeout=1000), start("child", parent="root"), start("grown", parent="child")])
+    root, child = await ada.claim(2)
+    await ada.park(root, for_run("child"))
     clock.advance(ms=1000)
-    assert ids(await drain(ada)) == ["fresh"]
-    assert {(count.state, count.runs) for count in await store.counts()} == {(State.FAILED, 2000), (State.RUNNING, 1)}
+    await ada.exchange()
+    assert (await record(store, "root")).state == State.FAILED
+    assert (await record(store, "grown")).state == State.CANCELLED
+    assert [token for token, _ in (await ada.exchange()).cancelled] == [child.token]
+
+
+async def test_thousands_of_deadlines_pass_in_bounded_steps(store: Store, ada: Worker, clock: ManualClock) -> None:
+    overdue = [start(timeout=1000) for _ in range(2000)]
+    await store.enqueue([*overdue, start("fresh")])
+    clock.advance(ms=1000)
+    claims = await drain(ada)
+    reply = await ada.exchange()
+    assert "fresh" in ids(claims) and not reply.more and reply.next_at is None
+    ended = {end.id for end in await store.ended([each.id for each in overdue]) if end.body == deadline_exceeded()}
+    told = {token for token, _ in reply.cancelled}
+    for each in claims:
+        assert each.id == "fresh" or each.token in told
+    assert len(ended) + len(told) == 2000

@@ -9,7 +9,7 @@ import pytest
 from perdure.model import Started, State
 from perdure.stores.base import Store
 
-from .kit import BILL, DAY, URGENT, ManualClock, Worker, all_runs, drain, ids, record, start, worker
+from conformance.kit import BILL, DAY, URGENT, ManualClock, Worker, all_runs, drain, ids, record, start, worker
 
 pytestmark = pytest.mark.anyio
 

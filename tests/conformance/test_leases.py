@@ -11,7 +11,7 @@ import pytest
 from perdure.model import Outcome, State, crash_backoff, poisoned
 from perdure.stores.base import Claim, Keeper, Store, To
 
-from .kit import (
+from conformance.kit import (
     LEASE,
     ManualClock,
     Worker,

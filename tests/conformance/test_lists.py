@@ -7,7 +7,21 @@ import pytest
 from perdure.model import Count, RunQuery, State
 from perdure.stores.base import Severity, Store, To
 
-from .kit import BILL, DAY, DEFAULT, LEASE, SHIP, URGENT, ManualClock, Worker, for_signal, record, settle, start, worker
+from conformance.kit import (
+    BILL,
+    DAY,
+    DEFAULT,
+    LEASE,
+    SHIP,
+    URGENT,
+    ManualClock,
+    Worker,
+    for_signal,
+    record,
+    settle,
+    start,
+    worker,
+)
 
 pytestmark = pytest.mark.anyio
 

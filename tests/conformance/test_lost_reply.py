@@ -8,7 +8,7 @@ import pytest
 from perdure.model import Ended, Kind, Outcome, Started, State
 from perdure.stores.base import Store, To
 
-from .kit import (
+from conformance.kit import (
     ManualClock,
     Worker,
     all_runs,

@@ -7,7 +7,7 @@ import pytest
 from perdure.model import Kind, Outcome, State
 from perdure.stores.base import Settle, Store, To
 
-from .kit import (
+from conformance.kit import (
     ManualClock,
     Worker,
     checkpoint,

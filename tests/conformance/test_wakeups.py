@@ -10,7 +10,7 @@ import pytest
 
 from perdure.stores.base import Store, To, Topic
 
-from .kit import DAY, Worker, for_run, for_signal, message, start
+from conformance.kit import DAY, Worker, for_run, for_signal, message, start
 
 pytestmark = pytest.mark.anyio
 

@@ -344,7 +344,9 @@ class Execution:
         """Runs sync code in a thread that knows the scope."""
         context = contextvars.copy_context()
         context.run(enter, scope)
-        return asyncio.wrap_future(self.runtime.threads.at(scope.depth).submit(fn, context))
+        future = asyncio.wrap_future(self.runtime.threads.at(scope.depth).submit(fn, context))
+        future.add_done_callback(_noticed)  # of a thread that outlives its execution nobody asks for the outcome
+        return future
 
     def wait_from_thread(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a step or a wait for sync code of this run, which blocks until it is over."""
@@ -355,6 +357,8 @@ class Execution:
         try:
             return future.result()
         except concurrent.futures.CancelledError:
+            if self.over:
+                raise Halt from None
             raise asyncio.CancelledError(self.cancelling) from None
 
     async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
@@ -432,6 +436,11 @@ class Execution:
             if not future.done():
                 future.set_exception(Halt())
                 future.exception()
+
+
+def _noticed(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _ring(future: asyncio.Future[Seen | None]) -> None:

@@ -43,7 +43,7 @@ class History:
 
 
 class Inbox:
-    """The signals that waited at a run when it was claimed. Each signal is taken once, however this run learns of it."""
+    """The signals that waited at a run when it was claimed. Each is taken once, however this run learns of it."""
 
     def __init__(self, claim: Claim, store: Store) -> None:
         self._run_id = claim.id
