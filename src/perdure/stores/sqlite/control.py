@@ -33,12 +33,13 @@ def deliver(transaction: Transaction, signal: Signal) -> None:
 
 
 def cancel(transaction: Transaction, run_id: str, reason: str, *, children: bool) -> State:
-    """Ends a run and its descendants, or asks for it where one is running; returns the state that the run has now."""
+    """Ends a run and its descendants, or asks for it where one is running; returns the state that the run has now.
+
+    One that has ended stays as it is, but what descends from it and goes on is cancelled.
+    """
     run, state = _run(transaction, run_id)
-    if state.final:
-        return state
     _stop(transaction, encode([run]), reason, children=children)
-    return state if state is State.RUNNING else State.CANCELLED
+    return state if state is State.RUNNING or state.final else State.CANCELLED
 
 
 def expire(transaction: Transaction, overdue: str) -> None:

@@ -24,6 +24,7 @@ _LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD = 1, 2, 4, 8, 16
 _Flags = msgspec.json.Decoder(list[tuple[int, int]])
 _Cancelled = msgspec.json.Decoder(list[tuple[int, str]])
 _Claims = msgspec.json.Decoder(list[Claim])
+_Numbers = msgspec.json.Decoder(list[int])
 _Seen = msgspec.json.Decoder(list[Seen])
 
 
@@ -56,24 +57,19 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     head = _head(transaction, exchange)
     ready = _save(transaction, exchange, head)
     ready |= _settle(transaction, exchange, head)
-    more = overdue = False
-    if head.timers_due:
-        promoted = transaction.change(_SQL["promote"], {"now": transaction.now, "limit": DUE_LIMIT})
-        ready |= promoted > 0
-        more |= promoted == DUE_LIMIT
-    if head.deadlines_due:
-        overdue = _expire(transaction)
-        more |= overdue
-    # While there are runs whose time is over, one of them might be claimed: they come first.
-    if head.known and exchange.slots > 0 and not overdue:
-        _claim(transaction, exchange)
+    more = False
+    if head.known:
+        promoted, more = _take_up(transaction, head)
+        ready |= promoted
+        # While there are more runs whose time is over, a claim might bring one of them: they come first.
+        if exchange.slots > 0 and not (head.deadlines_due and more):
+            _claim(transaction, exchange)
     reply, left = _reply(transaction, exchange, head)
     if left and ready:
         transaction.tell.add(Topic.WORK)
     if reply.next_at is not None and (head.next_at is None or reply.next_at < head.next_at):
         transaction.tell.add(Topic.WORK)
-    if head.known:
-        reply.more |= more
+    reply.more |= more
     return reply
 
 
@@ -153,10 +149,17 @@ def _settle(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
     return woken or decided.queued
 
 
-def _expire(transaction: Transaction) -> bool:
-    overdue = transaction.row(_SQL["overdue"], {"now": transaction.now, "limit": DUE_LIMIT})[0]
-    expire(transaction, overdue)
-    return len(msgspec.json.decode(overdue, type=list[int])) == DUE_LIMIT
+def _take_up(transaction: Transaction, head: _Head) -> tuple[bool, bool]:
+    """Takes up timers and deadlines that are due; returns whether runs became ready, and whether there are more."""
+    promoted = more = False
+    if head.timers_due:
+        count = transaction.change(_SQL["promote"], {"now": transaction.now, "limit": DUE_LIMIT})
+        promoted, more = count > 0, count == DUE_LIMIT
+    if head.deadlines_due:
+        overdue = transaction.row(_SQL["overdue"], {"now": transaction.now, "limit": DUE_LIMIT})[0]
+        expire(transaction, overdue)
+        more |= len(_Numbers.decode(overdue)) == DUE_LIMIT
+    return promoted, more
 
 
 def _range(exchange: Exchange) -> tuple[int, int]:
