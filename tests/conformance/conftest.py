@@ -9,10 +9,9 @@ from typing import TypeAlias
 
 import pytest
 
+from conformance.kit import ManualClock, Worker, worker
 from perdure.stores import open_store
 from perdure.stores.base import Store
-
-from conformance.kit import ManualClock, Worker, worker
 
 MakeStore: TypeAlias = Callable[[], Awaitable[Store]]
 

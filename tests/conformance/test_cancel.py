@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.errors import RunEnded, RunNotFound
-from perdure.model import Ended, Kind, State
-from perdure.stores.base import Store, To
-
 from conformance.kit import (
     DAY,
     ManualClock,
@@ -22,6 +18,9 @@ from conformance.kit import (
     record,
     start,
 )
+from perdure.errors import RunEnded, RunNotFound
+from perdure.model import Ended, Kind, State
+from perdure.stores.base import Store, To
 
 pytestmark = pytest.mark.anyio
 

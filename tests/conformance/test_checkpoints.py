@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.kit import ManualClock, Worker, checkpoint, drain, ids, keys, message, record, save, start, with_token
 from perdure.model import Checkpoint, Kind, Outcome, State
 from perdure.stores.base import PAGE, Store, To
-
-from conformance.kit import ManualClock, Worker, checkpoint, drain, ids, keys, message, record, save, start, with_token
 
 pytestmark = pytest.mark.anyio
 

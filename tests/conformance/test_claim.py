@@ -7,9 +7,6 @@ import random
 
 import pytest
 
-from perdure.model import State
-from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Store, To
-
 from conformance.kit import (
     BILL,
     DEFAULT,
@@ -26,6 +23,8 @@ from conformance.kit import (
     start,
     worker,
 )
+from perdure.model import State
+from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Store, To
 
 pytestmark = pytest.mark.anyio
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.kit import DAY, ManualClock, Worker, drain, for_run, for_signal, for_timer, ids, record, start
 from perdure.model import Ended, State, deadline_exceeded
 from perdure.stores.base import Store, To
-
-from conformance.kit import DAY, ManualClock, Worker, drain, for_run, for_signal, for_timer, ids, record, start
 
 pytestmark = pytest.mark.anyio
 

@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
+from conformance.kit import BILL, DAY, URGENT, ManualClock, Worker, all_runs, drain, ids, record, start, worker
 from perdure.model import Started, State
 from perdure.stores.base import Store
-
-from conformance.kit import BILL, DAY, URGENT, ManualClock, Worker, all_runs, drain, ids, record, start, worker
 
 pytestmark = pytest.mark.anyio
 

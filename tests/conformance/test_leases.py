@@ -8,9 +8,6 @@ from contextlib import closing
 
 import pytest
 
-from perdure.model import Outcome, State, crash_backoff, poisoned
-from perdure.stores.base import Claim, Keeper, Store, To
-
 from conformance.kit import (
     LEASE,
     ManualClock,
@@ -27,6 +24,8 @@ from conformance.kit import (
     watch,
     worker,
 )
+from perdure.model import Outcome, State, crash_backoff, poisoned
+from perdure.stores.base import Claim, Keeper, Store, To
 
 pytestmark = pytest.mark.anyio
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.model import Count, RunQuery, State
-from perdure.stores.base import Severity, Store, To
-
 from conformance.kit import (
     BILL,
     DAY,
@@ -22,6 +19,8 @@ from conformance.kit import (
     start,
     worker,
 )
+from perdure.model import Count, RunQuery, State
+from perdure.stores.base import Severity, Store, To
 
 pytestmark = pytest.mark.anyio
 

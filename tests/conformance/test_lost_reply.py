@@ -5,9 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from perdure.model import Ended, Kind, Outcome, Started, State
-from perdure.stores.base import Store, To
-
 from conformance.kit import (
     ManualClock,
     Worker,
@@ -26,6 +23,9 @@ from conformance.kit import (
     watch,
     worker,
 )
+from perdure.errors import RunEnded
+from perdure.model import Ended, Kind, Outcome, Started, State
+from perdure.stores.base import Store, To
 
 pytestmark = pytest.mark.anyio
 
@@ -68,6 +68,16 @@ async def test_a_signal_repeated_after_it_was_consumed_is_not_delivered_again(st
     await ada.park(claim, for_signal())
     await store.signal(sent)
     assert (await record(store, "r")).state == State.WAITING
+
+
+async def test_a_signal_repeated_after_the_run_ended_was_delivered(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("r")])
+    sent = message("r")
+    await store.signal(sent)
+    await ada.settle(await ada.claim_one(), body="1")
+    await store.signal(sent)
+    with pytest.raises(RunEnded):
+        await store.signal(message("r"))
 
 
 async def test_a_claim_whose_reply_was_lost_is_found_again(store: Store, ada: Worker) -> None:

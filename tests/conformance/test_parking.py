@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.errors import RunEnded, RunNotFound
-from perdure.model import Ended, Kind, State
-from perdure.stores.base import Claim, Store, To
-
 from conformance.kit import (
     DAY,
     ManualClock,
@@ -25,6 +21,9 @@ from conformance.kit import (
     with_token,
     worker,
 )
+from perdure.errors import RunEnded, RunNotFound
+from perdure.model import Ended, Kind, State
+from perdure.stores.base import Claim, Store, To
 
 pytestmark = pytest.mark.anyio
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.errors import CheckpointNotFound, PerdureError, RunNotEnded, RunNotFound
-from perdure.model import Outcome, State
-from perdure.stores.base import Store, To
-
 from conformance.kit import (
     ManualClock,
     Worker,
@@ -21,6 +17,9 @@ from conformance.kit import (
     record,
     start,
 )
+from perdure.errors import CheckpointNotFound, PerdureError, RunNotEnded, RunNotFound
+from perdure.model import Outcome, State
+from perdure.stores.base import Store, To
 
 pytestmark = pytest.mark.anyio
 

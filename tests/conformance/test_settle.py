@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.model import Kind, Outcome, State
-from perdure.stores.base import Settle, Store, To
-
 from conformance.kit import (
     ManualClock,
     Worker,
@@ -22,6 +19,8 @@ from conformance.kit import (
     start,
     with_token,
 )
+from perdure.model import Kind, Outcome, State
+from perdure.stores.base import Settle, Store, To
 
 pytestmark = pytest.mark.anyio
 

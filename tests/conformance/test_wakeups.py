@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from perdure.stores.base import Store, To, Topic
-
 from conformance.kit import DAY, Worker, for_run, for_signal, message, start
+from perdure.stores.base import Store, To, Topic
 
 pytestmark = pytest.mark.anyio
 

@@ -1,0 +1,406 @@
+"""The contract as a plain model in memory, without any regard to speed: what a store is compared with.
+
+The model decides everything that the contract decides. Where it leaves a choice to the store (a random wait, a text,
+an order across queues), the model checks that the choice is allowed, and takes it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from conformance.kit import ManualClock
+from perdure.model import (
+    Arrived,
+    Checkpoint,
+    Ended,
+    Millis,
+    Outcome,
+    RunRecord,
+    Signal,
+    Start,
+    Started,
+    State,
+    Wait,
+    WaitFor,
+    crash_backoff,
+    deadline_exceeded,
+    poisoned,
+)
+from perdure.stores.base import CLAIM_LIMIT, Claim, Exchange, Exchanged, Registration, Save, Settle, To
+
+ENDS = {To.SUCCEEDED: State.SUCCEEDED, To.FAILED: State.FAILED, To.CANCELLED: State.CANCELLED}
+
+
+@dataclass(repr=False)
+class Run:
+    """What is known of one run. `shown` is what clients see of it."""
+
+    shown: RunRecord
+    max_crashes: int
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict[str, Checkpoint])
+    """In order of acceptance."""
+    signals: list[Arrived] = field(default_factory=list[Arrived])
+    delivered: set[str] = field(default_factory=set[str])
+    owner: int | None = None
+    token: int | None = None
+    settled: set[int] = field(default_factory=set[int])
+    cut_off: bool = False
+    parked_for: list[str] | None = None
+    """The runs whose ends the next claim brings, when the run was parked."""
+
+    def __repr__(self) -> str:
+        return f"{self.id} ({self.shown.state})"
+
+    @property
+    def id(self) -> str:
+        return self.shown.id
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.shown.priority, self.shown.position
+
+
+@dataclass
+class Incarnation:
+    name: str
+    lanes: set[tuple[str, str]]
+    lease_until: Millis
+
+
+class Reference:
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.runs: dict[str, Run] = {}
+        self.workers: dict[int, Incarnation] = {}
+        self.positions = 0
+
+    # --- clients
+
+    def enqueue(self, starts: Iterable[Start]) -> list[Started]:
+        return [self._start(each) for each in starts]
+
+    def _start(self, wanted: Start) -> Started:
+        if wanted.id in self.runs:
+            there = self.runs[wanted.id].shown
+            return Started(wanted.id, True, (there.workflow, there.input) == (wanted.workflow, wanted.input))
+        now = self.clock.now()
+        due = wanted.at if wanted.at is not None else now + (wanted.delay or 0)
+        self.positions += 1
+        self.runs[wanted.id] = Run(
+            RunRecord(
+                id=wanted.id,
+                workflow=wanted.workflow,
+                queue=wanted.queue,
+                priority=wanted.priority,
+                state=State.SCHEDULED if due > now else State.QUEUED,
+                attempt=1,
+                crashes=0,
+                input=wanted.input,
+                created_at=now,
+                wake_at=due if due > now else None,
+                deadline=None if wanted.timeout is None else max(due, now) + wanted.timeout,
+                parent=wanted.parent,
+                position=self.positions,
+            ),
+            max_crashes=wanted.max_crashes,
+        )
+        return Started(wanted.id, False, True)
+
+    def signal(self, sent: Signal) -> None:
+        run = self.runs[sent.run_id]
+        if sent.id in run.delivered:
+            return
+        run.delivered.add(sent.id)
+        run.signals.append(Arrived(len(run.delivered), sent.name, sent.body))
+        if any(wait.what == WaitFor.SIGNAL and wait.target == sent.name for wait in run.shown.waits):
+            self._queue(run)
+
+    def cancel(self, run_id: str, reason: str) -> State:
+        for run in self._family(run_id):
+            self._stop(run, reason)
+        return self.runs[run_id].shown.state
+
+    def _stop(self, run: Run, reason: str) -> None:
+        if run.shown.state == State.RUNNING:
+            run.shown.cancelling = run.shown.cancelling or reason
+        elif not run.shown.state.final:
+            self._end(run, State.CANCELLED, None)
+
+    def _family(self, run_id: str) -> list[Run]:
+        family = [self.runs[run_id]]
+        for run in family:
+            family += [each for each in self.runs.values() if each.shown.parent == run.id]
+        return family
+
+    def retry(self, run_id: str, from_key: str | None) -> None:
+        run = self.runs[run_id]
+        if from_key is not None:
+            order = list(run.checkpoints)
+            for key in order[order.index(from_key) :]:
+                del run.checkpoints[key]
+        self._clear_errors(run)
+        run.shown.attempt += 1
+        run.shown.crashes = 0
+        run.shown.deadline = run.shown.finished_at = run.shown.cancelling = None
+        run.cut_off = False
+        self._queue(run)
+
+    # --- workers
+
+    def register(self, number: int, worker: Registration) -> None:
+        assert number not in self.workers
+        lanes = {(queue, workflow) for queue in worker.queues for workflow in worker.workflows}
+        self.workers[number] = Incarnation(worker.name, lanes, self.clock.now() + worker.lease)
+
+    def owned(self, worker: int) -> list[Run]:
+        return [run for run in self.runs.values() if run.owner == worker]
+
+    def dead(self) -> list[int]:
+        return [number for number, worker in self.workers.items() if worker.lease_until <= self.clock.now()]
+
+    def take_back(self, workers: Iterable[int], chosen: dict[str, RunRecord]) -> int:
+        """Reclaims what these own; `chosen` shows how long the store keeps each of the runs away."""
+        taken = 0
+        for number in list(workers):
+            del self.workers[number]
+            runs = self.owned(number)
+            taken += len(runs)
+            most = max((run.shown.crashes for run in runs), default=0)
+            for run in runs:
+                self._crash(run, run.shown.crashes == most, chosen[run.id])
+        return taken
+
+    def _crash(self, run: Run, blamed: bool, chosen: RunRecord) -> None:
+        run.owner = run.token = run.shown.worker = None
+        run.shown.crashes += blamed
+        if run.shown.crashes >= run.max_crashes:
+            assert 0 <= chosen.attempt - run.shown.attempt <= 1
+            run.shown.attempt = chosen.attempt
+            self._end(run, State.FAILED, poisoned(run.shown.crashes))
+            return
+        run.cut_off = True
+        run.shown.attempt += 1
+        self._queue(run)
+        if blamed and chosen.wake_at is not None:
+            now = self.clock.now()
+            assert now <= chosen.wake_at <= now + crash_backoff(run.shown.crashes)
+            run.shown.state, run.shown.wake_at = State.SCHEDULED, chosen.wake_at
+
+    def retire(self, worker: int) -> None:
+        del self.workers[worker]
+        for run in self.owned(worker):
+            self._release(run)
+            self._queue(run)
+
+    def exchange(self, said: Exchange, reply: Exchanged) -> None:
+        """Does what was said, and checks the reply against it."""
+        assert reply.now == self.clock.now()
+        if said.worker not in self.workers:
+            assert reply.gone and not (reply.claims or reply.seen or reply.cancelled)
+            return
+        repeated = {settle.token for settle in said.settles if self._settled(settle.token)}
+        refused = self._save(said.saves) | self._settle(said.settles)
+        refused |= {watch.token for watch in said.watches if not self._owner(watch.token)}
+        self._tick()
+        assert len(reply.claims) == min(said.slots, CLAIM_LIMIT, len(self.ready(said.worker)))
+        self._claim(said, reply.claims)
+        assert not reply.gone
+        assert refused <= set(reply.refused) <= refused | repeated
+        owned = {run.token: run for run in self.owned(said.worker)}
+        assert {token for token, _ in reply.cancelled} == {t for t, run in owned.items() if run.shown.cancelling}
+        for watch in said.watches:
+            seen = [each for each in reply.seen if (each.token, each.key) == (watch.token, watch.wait.key)]
+            true = watch.token not in refused and self._true(owned[watch.token], watch.wait)
+            assert len(seen) == true
+        assert reply.next_at == self.next_at()
+        assert reply.more == bool(self.ready(said.worker))
+
+    def repeat(self, said: Exchange, reply: Exchanged, first: list[Claim]) -> list[Claim]:
+        """Checks the reply to an exchange that was done before: the same claims, and at most what fills its slots.
+
+        Returns the claims that are new."""
+        if said.worker not in self.workers:
+            assert reply.gone and not (reply.claims or reply.seen or reply.cancelled)
+            return []
+        assert not reply.gone and not reply.refused
+        again = {claim.token: claim for claim in reply.claims}
+        for claim in first:
+            same = again.pop(claim.token)
+            assert (same.id, same.input, same.attempt) == (claim.id, claim.input, claim.attempt)
+            assert (same.cut_off, same.checkpoints) == (claim.cut_off, claim.checkpoints)
+        self._tick()
+        assert len(reply.claims) <= max(said.slots, len(first))
+        self._claim(said, list(again.values()))
+        return list(again.values())
+
+    def _owner(self, token: int) -> Run | None:
+        return next((run for run in self.runs.values() if run.token == token), None)
+
+    def _settled(self, token: int) -> bool:
+        return any(token in run.settled for run in self.runs.values())
+
+    def _save(self, saves: list[Save]) -> set[int]:
+        refused: set[int] = set()
+        for save in saves:
+            run = self._owner(save.token)
+            if run is None:
+                refused.add(save.token)
+                continue
+            run.checkpoints.pop(save.checkpoint.key, None)
+            run.checkpoints[save.checkpoint.key] = save.checkpoint
+            if save.checkpoint.outcome != Outcome.OPEN:
+                run.shown.crashes = 0
+            if save.consumes is not None:
+                run.signals = [arrived for arrived in run.signals if arrived.position != save.consumes]
+            if save.starts is not None:
+                self._start(save.starts)
+        return refused
+
+    def _settle(self, settles: list[Settle]) -> set[int]:
+        refused: set[int] = set()
+        parked: list[Run] = []
+        for settle in settles:
+            run = self._owner(settle.token)
+            if run is not None:
+                self._release(run)
+                run.settled.add(settle.token)
+                run.parked_for = None
+                self._move(run, settle)
+                parked.append(run)
+            elif not self._settled(settle.token):
+                refused.add(settle.token)
+        for run in parked:
+            if any(self._true(run, wait) for wait in run.shown.waits):
+                self._queue(run)
+        return refused
+
+    def _move(self, run: Run, settle: Settle) -> None:
+        now = self.clock.now()
+        if settle.to in ENDS:
+            self._end(run, ENDS[settle.to], settle.body)
+        elif run.shown.cancelling or settle.to == To.RELEASE:
+            self._queue(run)
+        elif settle.to == To.RETRY:
+            run.shown.attempt += 1
+            self._clear_errors(run)
+            self._queue(run)
+            if settle.delay:
+                run.shown.state, run.shown.wake_at, run.shown.body = State.SCHEDULED, now + settle.delay, settle.body
+        elif settle.to == To.CONTINUE:
+            assert settle.body is not None
+            run.checkpoints.clear()
+            run.shown.input, run.shown.attempt, run.shown.crashes = settle.body, 1, 0
+            self._queue(run)
+        else:
+            run.shown.state, run.shown.waits = State.WAITING, settle.waits
+            run.shown.wake_at = min((wait.at for wait in settle.waits if wait.at is not None), default=None)
+            run.parked_for = [wait.target for wait in settle.waits if wait.what == WaitFor.RUN]
+
+    def _true(self, run: Run, wait: Wait) -> bool:
+        if wait.at is not None and wait.at <= self.clock.now():
+            return True
+        if wait.what == WaitFor.SIGNAL:
+            return any(arrived.name == wait.target for arrived in run.signals)
+        return wait.what == WaitFor.RUN and self.runs[wait.target].shown.state.final
+
+    def _tick(self) -> None:
+        now = self.clock.now()
+        for run in self.runs.values():
+            if run.shown.wake_at is not None and run.shown.wake_at <= now:
+                self._queue(run)
+        late = [run for run in self.runs.values() if run.shown.deadline is not None and run.shown.deadline <= now]
+        late = [run for run in late if not run.shown.state.final and not run.shown.cancelling]
+        for run in late:
+            if run.shown.state != State.RUNNING:
+                self._end(run, State.FAILED, deadline_exceeded())
+        for run in late:
+            self.cancel(run.id, "deadline")
+
+    def next_at(self) -> Millis | None:
+        live = [run.shown for run in self.runs.values() if not run.shown.state.final]
+        times = [run.wake_at for run in live] + [run.deadline for run in live if not run.cancelling]
+        return min((time for time in times if time is not None), default=None)
+
+    def ready(self, worker: int) -> list[Run]:
+        """What the worker may claim, in order."""
+        lanes = self.workers[worker].lanes
+        queued = [run for run in self.runs.values() if run.shown.state == State.QUEUED]
+        mine = [run for run in queued if (run.shown.queue, run.shown.workflow) in lanes]
+        return sorted(mine, key=lambda run: run.rank)
+
+    def _claim(self, said: Exchange, claims: list[Claim]) -> None:
+        assert len({claim.token for claim in claims}) == len(claims)
+        for claim in claims:
+            run = next(run for run in self.ready(said.worker) if run.shown.queue == claim.queue)
+            assert claim.id == run.id, f"{claim.id} was claimed before {run.id}"
+            assert claim.token >> 8 == (said.worker << 32) + said.serial
+            self._check(claim, run)
+            run.owner, run.token = said.worker, claim.token
+            run.shown.state, run.shown.worker = State.RUNNING, self.workers[said.worker].name
+            run.shown.started_at = run.shown.started_at or self.clock.now()
+            run.cut_off, run.parked_for = False, None
+
+    def _check(self, claim: Claim, run: Run) -> None:
+        shown = run.shown
+        assert (claim.workflow, claim.input, claim.attempt) == (shown.workflow, shown.input, shown.attempt)
+        assert (claim.crashes, claim.created_at, claim.deadline) == (shown.crashes, shown.created_at, shown.deadline)
+        assert (claim.parent, bool(claim.cancelling)) == (shown.parent, bool(shown.cancelling))
+        assert claim.cut_off == run.cut_off
+        assert claim.signals == run.signals
+        self.check_history(run, claim.checkpoints)
+        if run.parked_for is not None:
+            targets = [self.runs[target].shown for target in run.parked_for]
+            outcomes = {each.id: Ended(each.id, each.state, each.body) for each in targets if each.state.final}
+            assert {end.id: end for end in claim.ended} == outcomes
+
+    # --- what must hold at any time
+
+    def check(self, shown: list[RunRecord]) -> None:
+        """Compares all runs with what the store shows, oldest first."""
+        assert [run.id for run in shown] == list(self.runs)
+        assert [run.position for run in shown] == sorted({run.position for run in shown})
+        for theirs in shown:
+            ours = self.runs[theirs.id].shown
+            if theirs.state == State.CANCELLED and ours.body is None:
+                ours.body = theirs.body
+            assert _comparable(theirs) == _comparable(ours)
+
+    def check_history(self, run: Run, history: list[Checkpoint]) -> None:
+        assert [(kept.key, kept.outcome, kept.body) for kept in history] == [
+            (kept.key, kept.outcome, kept.body) for kept in run.checkpoints.values()
+        ]
+
+    # --- transitions
+
+    def _clear_errors(self, run: Run) -> None:
+        run.checkpoints = {key: kept for key, kept in run.checkpoints.items() if kept.outcome != Outcome.ERROR}
+
+    def _release(self, run: Run) -> None:
+        run.owner = run.token = run.shown.worker = None
+        run.cut_off = False
+
+    def _queue(self, run: Run) -> None:
+        run.shown.state, run.shown.wake_at, run.shown.waits = State.QUEUED, None, []
+
+    def _end(self, run: Run, state: State, body: str | None) -> None:
+        self._queue(run)
+        run.shown.state, run.shown.body, run.shown.finished_at = state, body, self.clock.now()
+        run.shown.cancelling = None
+        for other in self.runs.values():
+            if any(wait.what == WaitFor.RUN and wait.target == run.id for wait in other.shown.waits):
+                self._queue(other)
+
+
+def _comparable(run: RunRecord) -> RunRecord:
+    """The run without what the contract leaves to the store: positions, texts of reasons, bodies of live runs."""
+    return replace(
+        run,
+        position=0,
+        held=None,
+        cancelling="yes" if run.cancelling and not run.state.final else None,
+        waits=sorted(run.waits, key=lambda wait: wait.key),
+        body=run.body if run.state.final or run.state == State.SCHEDULED else None,
+    )

@@ -1,0 +1,372 @@
+"""Random interleavings of everything that clients and workers do, compared with the plain model after each step."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from conformance.conftest import STORES
+from conformance.kit import (
+    BILL,
+    DEFAULT,
+    SHIP,
+    URGENT,
+    ManualClock,
+    all_runs,
+    checkpoint,
+    for_run,
+    for_signal,
+    for_timer,
+)
+from conformance.reference import Reference, Run
+from perdure.errors import RunEnded, RunNotEnded
+from perdure.model import Json, Kind, Outcome, RunRecord, Signal, Start, State, Wait
+from perdure.stores.base import Claim, Exchange, Registration, Save, Settle, To, Watch
+
+T = TypeVar("T")
+
+LANES = [([DEFAULT, URGENT], [SHIP, BILL]), ([DEFAULT], [SHIP, BILL]), ([DEFAULT, URGENT], [SHIP])]
+LEASES = [2_000, 20_000, 200_000]
+NAMES = ["approve", "reject"]
+DELAYS = st.sampled_from([0, 1, 500, 3_000, 60_000])
+
+
+class Incarnation:
+    """What the machine remembers of a worker: its serial, and its last exchange for repeating it."""
+
+    def __init__(self, number: int, name: str, lease: int) -> None:
+        self.id, self.name, self.lease = number, name, lease
+        self.serial = 0
+        self.last: Exchange | None = None
+        self.claims: list[Claim] = []
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class StoreMachine(RuleBasedStateMachine):
+    backend: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.directory = tempfile.TemporaryDirectory()
+        self.clock = ManualClock()
+        self.store = STORES[self.backend].open(Path(self.directory.name), self.clock)
+        self.run(self.store.open())
+        self.reference = Reference(self.clock)
+        self.workers: list[Incarnation] = []
+        self.claims: list[tuple[Incarnation, Claim]] = []
+        self.bodies = 0
+        self.names = 0
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(call)
+
+    def teardown(self) -> None:
+        self.run(self.store.close())
+        self.loop.close()
+        self.directory.cleanup()
+
+    # --- what is drawn
+
+    def body(self) -> Json:
+        """A text that is used once, so that no two can be taken for each other."""
+        self.bodies += 1
+        return f'"body {self.bodies}"'
+
+    def some_run(self, data: st.DataObject) -> Run:
+        return data.draw(st.sampled_from(list(self.reference.runs.values())))
+
+    def some_worker(self, data: st.DataObject) -> Incarnation:
+        return data.draw(st.sampled_from(self.workers))
+
+    def some_start(self, data: st.DataObject, parent: str | None = None) -> Start:
+        return Start(
+            id=f"r{data.draw(st.integers(0, len(self.reference.runs)))}",
+            workflow=data.draw(st.sampled_from([SHIP, BILL])),
+            queue=data.draw(st.sampled_from([DEFAULT, DEFAULT, URGENT])),
+            input=self.body(),
+            priority=data.draw(st.integers(-1, 1)),
+            delay=data.draw(st.none() | DELAYS),
+            timeout=data.draw(st.none() | st.sampled_from([1, 3_000, 30_000])),
+            max_crashes=data.draw(st.sampled_from([1, 2, 5])),
+            parent=parent,
+        )
+
+    def some_waits(self, data: st.DataObject) -> list[Wait]:
+        at = st.none() | DELAYS.map(lambda delay: self.clock.now() + delay)
+        waits = [for_signal(name, at=data.draw(at)) for name in sorted(data.draw(st.sets(st.sampled_from(NAMES))))]
+        waits += [
+            for_run(target, at=data.draw(at))
+            for target in data.draw(st.sets(st.sampled_from(list(self.reference.runs))))
+        ]
+        if not waits or data.draw(st.booleans()):
+            waits.append(for_timer(self.clock.now() + data.draw(DELAYS)))
+        return waits
+
+    def some_save(self, data: st.DataObject, claim: Claim) -> Save:
+        run = self.reference.runs[claim.id]
+        taken: int | None = None
+        child: Start | None = None
+        if run.signals and data.draw(st.booleans()):
+            taken = run.signals[0].position
+        elif data.draw(st.integers(0, 3)) == 0:
+            child = self.some_start(data, parent=run.id)
+        kept = checkpoint(
+            data.draw(st.sampled_from("abcd")),
+            self.body(),
+            kind=Kind.SIGNAL if taken else Kind.CHILD if child else Kind.STEP,
+            outcome=data.draw(st.sampled_from(Outcome)),
+        )
+        return Save(ref=claim.ref, token=claim.token, checkpoint=kept, consumes=taken, starts=child)
+
+    def some_settle(self, data: st.DataObject, claim: Claim) -> Settle:
+        to = data.draw(st.sampled_from(To))
+        return Settle(
+            ref=claim.ref,
+            token=claim.token,
+            to=to,
+            body=self.body(),
+            delay=data.draw(DELAYS) if to == To.RETRY else 0,
+            waits=self.some_waits(data) if to == To.PARK else [],
+        )
+
+    def owns(self, worker: Incarnation, claim: Claim) -> bool:
+        run = self.reference.runs[claim.id]
+        return (run.owner, run.token) == (worker.id, claim.token)
+
+    def say(self, worker: Incarnation, exchange: Exchange) -> None:
+        worker.last = exchange
+        reply = self.run(self.store.exchange(exchange))
+        self.reference.exchange(exchange, reply)
+        worker.claims = reply.claims
+        self.claims += [(worker, claim) for claim in reply.claims]
+        if reply.gone:
+            self.look()
+
+    def look(self) -> None:
+        """Takes up what is due, where it is open whether the exchange before this one did."""
+        self.observer.serial += 1
+        said = Exchange(worker=self.observer.id, serial=self.observer.serial)
+        self.reference.exchange(said, self.run(self.store.exchange(said)))
+
+    def register(self, lanes: tuple[list[str], list[str]], lease: int) -> Incarnation:
+        self.names += 1
+        registration = Registration(
+            name=f"worker-{self.names}",
+            host="localhost",
+            pid=1,
+            queues=lanes[0],
+            workflows=lanes[1],
+            concurrency=4,
+            lease=lease,
+        )
+        number = self.run(self.store.register(registration))
+        self.reference.register(number, registration)
+        return Incarnation(number, registration.name, lease)
+
+    # --- clients
+
+    @initialize()
+    def begin(self) -> None:
+        self.observer = self.register(LANES[0], 10**12)
+        self.start_worker(LANES[0], LEASES[2])
+
+    @rule(data=st.data(), number=st.integers(1, 4))
+    def enqueue(self, data: st.DataObject, number: int) -> None:
+        starts = [self.some_start(data) for _ in range(number)]
+        theirs = self.run(self.store.enqueue(starts))
+        for answer, expected in zip(theirs, self.reference.enqueue(starts), strict=True):
+            assert (answer.id, answer.existed) == (expected.id, expected.existed)
+            assert answer.same == expected.same or not answer.existed
+
+    @precondition(lambda self: self.reference.runs)
+    @rule(data=st.data(), name=st.sampled_from(NAMES), number=st.integers(0, 9))
+    def signal(self, data: st.DataObject, name: str, number: int) -> None:
+        run = self.some_run(data)
+        sent = Signal(id=f"{run.id}:{name}:{number}", run_id=run.id, name=name, body=f'"{number}"')
+        if run.shown.state.final and sent.id not in run.delivered:
+            with pytest.raises(RunEnded):
+                self.run(self.store.signal(sent))
+        else:
+            self.run(self.store.signal(sent))
+            self.reference.signal(sent)
+
+    @precondition(lambda self: self.reference.runs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        run = self.some_run(data)
+        if not run.shown.state.final:
+            assert self.run(self.store.cancel(run.id, "x")) == self.reference.cancel(run.id, "x")
+
+    @precondition(lambda self: self.reference.runs)
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        run = self.some_run(data)
+        key = data.draw(st.none() | st.sampled_from(sorted(run.checkpoints))) if run.checkpoints else None
+        if not run.shown.state.final:
+            with pytest.raises(RunNotEnded):
+                self.run(self.store.retry(run.id, from_key=key))
+        elif run.shown.state != State.SUCCEEDED or key is not None:
+            self.run(self.store.retry(run.id, from_key=key))
+            self.reference.retry(run.id, key)
+
+    # --- workers
+
+    @precondition(lambda self: len(self.workers) < 3)
+    @rule(lanes=st.sampled_from(LANES), lease=st.sampled_from(LEASES))
+    def start_worker(self, lanes: tuple[list[str], list[str]], lease: int) -> None:
+        self.workers.append(self.register(lanes, lease))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), slots=st.integers(0, 4))
+    def exchange(self, data: st.DataObject, slots: int) -> None:
+        """One wake of a worker, dead or alive: saves, settles, watches and claims of what it owns."""
+        worker = self.some_worker(data)
+        worker.serial += 1
+        said = Exchange(worker=worker.id, serial=worker.serial, slots=slots)
+        for claim in [claim for owner, claim in self.claims if owner is worker and self.owns(worker, claim)]:
+            said.saves += [self.some_save(data, claim) for _ in range(data.draw(st.sampled_from([0, 0, 1, 2])))]
+            if data.draw(st.booleans()):
+                said.settles.append(self.some_settle(data, claim))
+            else:
+                wait = for_signal(data.draw(st.sampled_from(NAMES)))
+                said.watches.append(Watch(ref=claim.ref, token=claim.token, wait=wait))
+        taken = [save.consumes for save in said.saves if save.consumes]
+        if len(taken) > 1:
+            said.saves = [save for n, save in enumerate(said.saves) if not save.consumes or n == 0]
+        self.say(worker, said)
+
+    @precondition(lambda self: any(worker.last for worker in self.workers))
+    @rule(data=st.data())
+    def exchange_again(self, data: st.DataObject) -> None:
+        """The reply was lost, and the worker repeats what it said: it gets the same, and nothing happens twice."""
+        worker = data.draw(st.sampled_from([worker for worker in self.workers if worker.last]))
+        assert worker.last is not None
+        said = Exchange(worker=worker.id, serial=worker.serial, slots=worker.last.slots, repeated=True)
+        said.saves, said.settles = worker.last.saves, worker.last.settles
+        new = self.reference.repeat(said, self.run(self.store.exchange(said)), worker.claims)
+        worker.claims = worker.claims + new
+        self.claims += [(worker, claim) for claim in new]
+        self.look()
+
+    @precondition(lambda self: any(not self.owns(*claim) for claim in self.claims))
+    @rule(data=st.data(), saves=st.booleans())
+    def write_late(self, data: st.DataObject, saves: bool) -> None:
+        """A claim that owns nothing any more writes nothing, whoever bears it."""
+        stale = [(worker, claim) for worker, claim in self.claims if not self.owns(worker, claim)]
+        worker, claim = data.draw(st.sampled_from(stale))
+        worker.serial += 1
+        said = Exchange(worker=worker.id, serial=worker.serial)
+        if saves:
+            said.saves.append(self.some_save(data, claim))
+        else:
+            said.settles.append(self.some_settle(data, claim))
+        self.say(worker, said)
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        worker = self.some_worker(data)
+        keeper = self.store.keeper(worker.id, worker.lease)
+        known = self.reference.workers.get(worker.id)
+        assert keeper.renew() == (known is not None)
+        keeper.close()
+        if known is not None:
+            known.lease_until = self.clock.now() + worker.lease
+
+    @rule(ms=st.sampled_from([1, 100, 1_000, 5_000, 50_000, 500_000]))
+    def time_passes(self, ms: int) -> None:
+        self.clock.advance(ms=ms)
+
+    @rule()
+    def reclaim(self) -> None:
+        taken = self.run(self.store.reclaim())
+        assert taken == self.reference.take_back(self.reference.dead(), self.shown())
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        """Somebody finds a worker dead: its supervisor at once, or the others when its lease has ended."""
+        worker = self.some_worker(data)
+        known = self.reference.workers.get(worker.id)
+        if known is not None and data.draw(st.booleans()):
+            self.clock.advance(ms=max(0, known.lease_until - self.clock.now()))
+            self.reclaim()
+            return
+        taken = self.run(self.store.bury(worker.name))
+        assert taken == self.reference.take_back([worker.id] if known else [], self.shown())
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        worker = self.some_worker(data)
+        self.run(self.store.retire(worker.id))
+        if worker.id in self.reference.workers:
+            self.reference.retire(worker.id)
+
+    @precondition(lambda self: any(worker.id not in self.reference.workers for worker in self.workers))
+    @rule()
+    def forget_the_dead(self) -> None:
+        """Makes room for workers that live; what the dead claimed is remembered for late writes."""
+        self.workers = [worker for worker in self.workers if worker.id in self.reference.workers]
+
+    # --- what holds after each step
+
+    def shown(self) -> dict[str, RunRecord]:
+        return {run.id: run for run in self.run(all_runs(self.store))}
+
+    @invariant()
+    def the_store_shows_what_the_model_says(self) -> None:
+        shown = self.shown()
+        self.reference.check(list(shown.values()))
+        self.check_owners()
+        for run in self.reference.runs.values():
+            signals = self.run(self.store.signals(run.id))
+            assert signals == run.signals
+            self.reference.check_history(run, self.run(self.store.history(run.id)))
+            if shown[run.id].state == State.WAITING:
+                waits = shown[run.id].waits
+                names = {arrived.name for arrived in signals}
+                assert waits, f"{run.id} waits for nothing"
+                assert not any(wait.target in names for wait in waits), f"{run.id} waits for what is there"
+
+    def check_owners(self) -> None:
+        """Each running run has one owner, and nothing else has any."""
+        owners = {worker.name: worker.running for worker in self.run(self.store.workers())}
+        assert owners == {
+            worker.name: len(self.reference.owned(number))
+            for number, worker in self.reference.workers.items()
+            if worker.lease_until > self.clock.now()
+        }
+
+
+@pytest.mark.parametrize("backend", STORES)
+def test_a_store_does_what_the_model_does(backend: str) -> None:
+    machine = type("Machine", (StoreMachine,), {"backend": backend})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+        ),
+    )
