@@ -75,7 +75,7 @@ class KeyedStep(Generic[P, R]):
         scope = scope_here()
         if scope is None:
             return self._step.fn(*args, **kwargs)
-        return self._step._call(scope, scope.named(f"{self._step.name}:{self._key}"), args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        return self._step._call(scope, scope.named(f"{self._step.name}[{self._key}]"), args, kwargs)  # pyright: ignore[reportPrivateUsage]
 
 
 class StepDecorator:

@@ -9,7 +9,7 @@ import heapq
 import logging
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.clock import Alarm
 from perdure.codec import encode
@@ -35,6 +35,9 @@ T = TypeVar("T")
 _QUIET = 10
 """Turns of the event loop without activity after which a run counts as having nothing in flight but waits. One step's
 end may take a few turns (a lock, a queue, a task group) to become another one's call."""
+
+_REPLAY_PATIENCE = 1.0
+"""Seconds that replay may take to come to something new when the run is to be cancelled there."""
 
 _DEADLINE = "deadline"
 
@@ -74,6 +77,8 @@ class Execution:
             logging.getLogger(f"perdure.run.{definition.name}"), {"run": claim.id, "attempt": claim.attempt}
         )
         self._delivered = False
+        self._replaying = bool(claim.checkpoints)
+        self._thread_told = False
         self._closing = False
         self._active = 0
         self._waits: dict[str, tuple[Wait, asyncio.Future[Seen | None]]] = {}
@@ -89,7 +94,7 @@ class Execution:
 
     async def run(self) -> None:
         """Decodes the input, runs the workflow, settles what became of it."""
-        scope = Scope(self, self.task if self.definition.is_async else None)
+        scope = Scope(self, asyncio.current_task() if self.definition.is_async else None)
         enter(scope)
         if self.claim.deadline is not None:
             self._deadline = self.runtime.clock.call_at(self.claim.deadline, lambda: self.cancel(_DEADLINE))
@@ -188,10 +193,23 @@ class Execution:
     # --- what others ask of it
 
     def cancel(self, reason: str) -> None:
-        """Has the run's code cancelled, once; async code may clean up, sync code sees `cancelling`."""
+        """Has the run's code cancelled, once; async code may clean up, sync code sees `cancelling`.
+
+        While the code replays it is where the run has been long ago: it is cancelled when it comes to something new,
+        or soon, if it never does.
+        """
         if self.over or self._delivered:
             return
-        self.cancelling = self.cancelling or reason
+        if self.cancelling is None:
+            self.cancelling = reason
+        if self._replaying:
+            self._replaying = False
+            self.runtime.loop.call_later(_REPLAY_PATIENCE, self.cancel, reason)
+            return
+        self._deliver()
+
+    def _deliver(self) -> None:
+        reason = self.cancelling
         self._delivered = True
         self.task.cancel(reason)
         for task in self.tasks:
@@ -208,13 +226,28 @@ class Execution:
             self.runtime.pump.settle(self._release())
 
     def halt(self) -> None:
-        """Stops without a word to the store."""
+        """Stops without a word to the store. Code that waits is unwound by `Halt`; what else there is of it is
+        cancelled a moment later, so that a mere wait doesn't look like a cancellation to the code."""
+        if self.over:
+            return
         self.over = True
         self._end_waits()
+        self.runtime.finished(self)
+        self.runtime.loop.call_soon(self._cancel_rest, _QUIET)
+
+    def _cancel_rest(self, turns: int) -> None:
+        if turns:
+            self.runtime.loop.call_soon(self._cancel_rest, turns - 1)
+            return
         self.task.cancel()
         for task in self.tasks:
             task.cancel()
-        self.runtime.finished(self)
+
+    def track(self, task: asyncio.Task[Any] | None) -> None:
+        """Learns of a task of the user's own making, so that it ends with the run."""
+        if task is not None and task is not self.task and task not in self.tasks:
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
 
     def saw(self, seen: Seen) -> None:
         """A watched wait is true."""
@@ -234,9 +267,10 @@ class Execution:
         if self.runtime.tap is not None:
             self.runtime.tap(point, self.claim.id, key)
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Raises `Halt` when nothing new may begin: the execution is over, or its function has ended."""
         if self.over or self._closing:
+            await asyncio.sleep(0)  # code that swallows `Halt` in a loop must not hold up everybody else
             raise Halt
 
     def claim_name(self, key: str) -> None:
@@ -249,7 +283,7 @@ class Execution:
 
     async def saved(self, key: str, kind: Kind, digest: str = "") -> Checkpoint | None:
         """The checkpoint of an earlier attempt under that key; `ArgumentsChanged` if it stands for something else."""
-        self.check()
+        await self.check()
         found = self.history.take(key)
         if found is None and not self.history.complete:
             self._busy()
@@ -257,7 +291,7 @@ class Execution:
                 found = await self.history.fetch(key)
             finally:
                 self._done()
-            self.check()
+            await self.check()
         if found is None:
             return None
         if found.kind is not kind:
@@ -286,7 +320,7 @@ class Execution:
             await future
         finally:
             self._done()
-        self.check()
+        await self.check()
 
     def _replay_next(self) -> None:
         future = heapq.heappop(self._replays)[-1]
@@ -305,7 +339,6 @@ class Execution:
 
     def save_soon(self, checkpoint: Checkpoint) -> None:
         """Has a checkpoint written with the next exchange, at the latest with the settle of this claim."""
-        self.check()
         self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint))
 
     def _busy(self) -> None:
@@ -331,9 +364,10 @@ class Execution:
     async def live(self) -> None:
         """Code passes from replay to something new. A run whose cancellation was asked for before this claim gets it
         here, where it would have been."""
-        self.check()
+        await self.check()
+        self._replaying = False
         if self.cancelling is not None and not self._delivered:
-            self.cancel(self.cancelling)
+            self._deliver()
             await self.runtime.loop.create_future()
 
     async def _until_idle(self) -> None:
@@ -353,21 +387,22 @@ class Execution:
         if self.over:
             work.close()
             raise Halt
+        if self._delivered and not self._thread_told:
+            self._thread_told = True
+            work.close()
+            raise asyncio.CancelledError(self.cancelling)
         future = asyncio.run_coroutine_threadsafe(self._tracked(work), self.runtime.loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
             if self.over:
                 raise Halt from None
+            self._thread_told = True
             raise asyncio.CancelledError(self.cancelling) from None
 
     async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self.tasks.add(task)
-        try:
-            return await work
-        finally:
-            self.tasks.discard(task)
+        self.track(asyncio.current_task())
+        return await work
 
     # --- waiting and parking
 
@@ -391,7 +426,7 @@ class Execution:
                 alarm.cancel()
             self._activity += 1
             self._consider_parking()
-        self.check()
+        await self.check()
         self.progressed = True
         return seen
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from perdure.clock import Alarm, Clock
 from perdure.engine.halt import Halt
@@ -25,6 +25,13 @@ POLL = 1.0
 
 _SATURATED = 0.05
 """Seconds that a wake-up may wait when there is neither a free slot nor anything to write."""
+
+
+_MOST_SAVES = 1000
+_MOST_BYTES = 4 * 1024 * 1024
+"""What one exchange carries of checkpoints, at most, but always one."""
+
+_Pending: TypeAlias = tuple[Save, asyncio.Future[None]]
 
 
 class Owner(Protocol):
@@ -46,7 +53,7 @@ class Pump:
         self._free = free
         self._begin = begin
         self.owners: dict[int, Owner] = {}
-        self._saves: list[tuple[Save, asyncio.Future[None]]] = []
+        self._saves: list[_Pending] = []
         self._settles: list[Settle] = []
         self._watches: dict[tuple[int, str], Watch] = {}
         self._wake = asyncio.Event()
@@ -127,9 +134,9 @@ class Pump:
         self._wake.set()
 
     async def flush(self) -> None:
-        """One exchange without claims, for what is left at shutdown."""
-        exchange, futures = self._collect()
-        if exchange.saves or exchange.settles:
+        """Writes what is left at shutdown; claims nothing."""
+        while self._saves or self._settles:
+            exchange, futures = self._collect()
             self._deliver(exchange, futures, await self._store.exchange(exchange))
 
     async def _woken(self) -> None:
@@ -158,10 +165,14 @@ class Pump:
     def _room(self) -> int:
         return max(0, self._free()) if self.claiming else 0
 
-    def _collect(self) -> tuple[Exchange, list[tuple[Save, asyncio.Future[None]]]]:
-        saves, self._saves = self._saves, []
-        settles, self._settles = self._settles, []
+    def _collect(self) -> tuple[Exchange, list[_Pending]]:
+        saves, self._saves = _bounded(self._saves)
+        settles: list[Settle] = []
+        if not self._saves:  # a settle must not overtake a checkpoint of its run
+            settles, self._settles = self._settles, []
         self._hinted = self._look = False
+        if self._saves:
+            self._wake.set()
         self._serial += 1
         exchange = Exchange(
             worker=self._worker,
@@ -173,7 +184,7 @@ class Pump:
         )
         return exchange, saves
 
-    async def _send(self, exchange: Exchange, futures: list[tuple[Save, asyncio.Future[None]]]) -> Exchanged | None:
+    async def _send(self, exchange: Exchange, futures: list[_Pending]) -> Exchanged | None:
         """Exchanges, for as long as it takes: an error that may pass is tried again, under the same serial."""
         delay = 0.05
         while True:
@@ -192,9 +203,7 @@ class Pump:
                 self._clock.saw(reply.now)
                 return reply
 
-    async def _one_by_one(
-        self, exchange: Exchange, futures: list[tuple[Save, asyncio.Future[None]]], error: PerdureError
-    ) -> None:
+    async def _one_by_one(self, exchange: Exchange, futures: list[_Pending], error: PerdureError) -> None:
         """An exchange that the store can't take: one run's part must not take the others' with it."""
         if len(exchange.saves) + len(exchange.settles) <= 1:
             logger.error("the store refuses what run says", exc_info=error)
@@ -217,7 +226,7 @@ class Pump:
                 self._deliver(part, owned, reply)
         self.hint()
 
-    def _deliver(self, exchange: Exchange, futures: list[tuple[Save, asyncio.Future[None]]], reply: Exchanged) -> None:
+    def _deliver(self, exchange: Exchange, futures: list[_Pending], reply: Exchanged) -> None:
         if self.dead:
             return
         refused = set(reply.refused)
@@ -254,6 +263,16 @@ class Pump:
     def _rang(self) -> None:
         self._alarm = None
         self.hint()
+
+
+def _bounded(saves: list[_Pending]) -> tuple[list[_Pending], list[_Pending]]:
+    """The part that one exchange carries, and the rest: a fan-out of thousands must not become one huge call."""
+    size = 0
+    for count, (save, _) in enumerate(saves):
+        size += len(save.checkpoint.body or "") + (len(save.starts.input) if save.starts is not None else 0)
+        if count == _MOST_SAVES or (size > _MOST_BYTES and count):
+            return saves[:count], saves[count:]
+    return saves, []
 
 
 def _fail(future: asyncio.Future[None], error: BaseException) -> None:

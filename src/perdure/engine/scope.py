@@ -52,8 +52,7 @@ class Scope:
 
     def named(self, key: str) -> str:
         """The key that the user gave with `.options(key=…)`: once per enclosing step, whatever the task."""
-        prefix = f"{self.step_key}/" if self.step_key else ""
-        full = f"{prefix}[{key}]"
+        full = f"{self.step_key}/{key}" if self.step_key else key
         self.execution.claim_name(full)
         return full
 
@@ -90,7 +89,7 @@ def scope_here() -> Scope | None:
     if task is None or task is scope.task:
         return scope
     scope = scope.fork(task)
-    scope.execution.tasks.add(task)
+    scope.execution.track(task)
     _scope.set(scope)
     return scope
 

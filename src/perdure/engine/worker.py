@@ -166,6 +166,8 @@ class Worker:
         runtime.pump.stop()
         await _bounded(asyncio.shield(self._loops[0]))
         await self._end_loops()
+        for execution in list(runtime.executions.values()):  # claimed by the exchange that was under way
+            execution.release()
         await _bounded(runtime.pump.flush())
         await self._leave(self.runtime.store.retire(self._incarnation))
 
