@@ -34,7 +34,7 @@ from perdure.stores.base import CLAIM_LIMIT, Claim, Exchange, Exchanged, Registr
 ENDS = {To.SUCCEEDED: State.SUCCEEDED, To.FAILED: State.FAILED, To.CANCELLED: State.CANCELLED}
 
 
-@dataclass(repr=False)
+@dataclass
 class Run:
     """What is known of one run. `shown` is what clients see of it."""
 
@@ -50,9 +50,6 @@ class Run:
     cut_off: bool = False
     parked_for: list[str] | None = None
     """The runs whose ends the next claim brings, when the run was parked."""
-
-    def __repr__(self) -> str:
-        return f"{self.id} ({self.shown.state})"
 
     @property
     def id(self) -> str:
@@ -218,21 +215,21 @@ class Reference:
         assert reply.next_at == self.next_at()
         assert reply.more == bool(self.ready(said.worker))
 
-    def repeat(self, said: Exchange, reply: Exchanged, first: list[Claim]) -> list[Claim]:
+    def repeat(self, said: Exchange, reply: Exchanged, first: Exchanged) -> list[Claim]:
         """Checks the reply to an exchange that was done before: the same claims, and at most what fills its slots.
 
         Returns the claims that are new."""
         if said.worker not in self.workers:
             assert reply.gone and not (reply.claims or reply.seen or reply.cancelled)
             return []
-        assert not reply.gone and not reply.refused
+        assert not reply.gone and set(reply.refused) <= set(first.refused)
         again = {claim.token: claim for claim in reply.claims}
-        for claim in first:
+        for claim in first.claims:
             same = again.pop(claim.token)
             assert (same.id, same.input, same.attempt) == (claim.id, claim.input, claim.attempt)
             assert (same.cut_off, same.checkpoints) == (claim.cut_off, claim.checkpoints)
         self._tick()
-        assert len(reply.claims) <= max(said.slots, len(first))
+        assert len(reply.claims) <= max(said.slots, len(first.claims))
         self._claim(said, list(again.values()))
         return list(again.values())
 

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
 from conformance.conftest import STORES
 from conformance.kit import (
@@ -36,7 +37,7 @@ from conformance.kit import (
 from conformance.reference import Reference, Run
 from perdure.errors import RunEnded, RunNotEnded
 from perdure.model import Json, Kind, Outcome, RunRecord, Signal, Start, State, Wait
-from perdure.stores.base import Claim, Exchange, Registration, Save, Settle, To, Watch
+from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Save, Settle, To, Watch
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class Incarnation:
         self.id, self.name, self.lease = number, name, lease
         self.serial = 0
         self.last: Exchange | None = None
-        self.claims: list[Claim] = []
+        self.reply: Exchanged | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -91,7 +92,7 @@ class StoreMachine(RuleBasedStateMachine):
         return f'"body {self.bodies}"'
 
     def some_run(self, data: st.DataObject) -> Run:
-        return data.draw(st.sampled_from(list(self.reference.runs.values())))
+        return self.reference.runs[data.draw(st.sampled_from(list(self.reference.runs)))]
 
     def some_worker(self, data: st.DataObject) -> Incarnation:
         return data.draw(st.sampled_from(self.workers))
@@ -155,7 +156,7 @@ class StoreMachine(RuleBasedStateMachine):
         worker.last = exchange
         reply = self.run(self.store.exchange(exchange))
         self.reference.exchange(exchange, reply)
-        worker.claims = reply.claims
+        worker.reply = reply
         self.claims += [(worker, claim) for claim in reply.claims]
         if reply.gone:
             self.look()
@@ -258,12 +259,11 @@ class StoreMachine(RuleBasedStateMachine):
     def exchange_again(self, data: st.DataObject) -> None:
         """The reply was lost, and the worker repeats what it said: it gets the same, and nothing happens twice."""
         worker = data.draw(st.sampled_from([worker for worker in self.workers if worker.last]))
-        assert worker.last is not None
-        said = Exchange(worker=worker.id, serial=worker.serial, slots=worker.last.slots, repeated=True)
-        said.saves, said.settles = worker.last.saves, worker.last.settles
-        new = self.reference.repeat(said, self.run(self.store.exchange(said)), worker.claims)
-        worker.claims = worker.claims + new
-        self.claims += [(worker, claim) for claim in new]
+        assert worker.last is not None and worker.reply is not None
+        said = replace(worker.last, repeated=True)
+        reply = self.run(self.store.exchange(said))
+        self.claims += [(worker, claim) for claim in self.reference.repeat(said, reply, worker.reply)]
+        worker.reply = reply
         self.look()
 
     @precondition(lambda self: any(not self.owns(*claim) for claim in self.claims))
