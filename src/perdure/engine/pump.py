@@ -87,9 +87,10 @@ class Pump:
         self._wake.set()
 
     def watch(self, watch: Watch) -> None:
-        """Asks with every exchange, until `unwatch`, whether a wait is true."""
-        self._watches[watch.token, watch.wait.key] = watch
-        self._wake.set()
+        """Asks with every exchange, the first one at once, until `unwatch`, whether a wait is true."""
+        if (watch.token, watch.wait.key) not in self._watches:
+            self._watches[watch.token, watch.wait.key] = watch
+            self.hint()
 
     def unwatch(self, token: int, key: str) -> None:
         self._watches.pop((token, key), None)
