@@ -81,6 +81,7 @@ class Execution:
         self._thread_told = False
         self._closing = False
         self._active = 0
+        self._steps: set[str] = set()
         self._waits: dict[str, tuple[Wait, asyncio.Future[Seen | None]]] = {}
         self._activity = 0
         self._replays: list[tuple[Millis, int, int, asyncio.Future[None]]] = []
@@ -347,19 +348,35 @@ class Execution:
 
     def _done(self) -> None:
         self._active -= 1
+        self.runtime.stirred()
         if self._active == 0:
             if self._idle is not None and not self._idle.done():
                 self._idle.set_result(None)
             self._consider_parking()
 
     @contextmanager
-    def in_flight(self) -> Generator[None]:
-        """While something of the run is at work, and not merely waiting."""
+    def in_flight(self, step: str = "") -> Generator[None]:
+        """While something of the run is at work, and not merely waiting; `step` is its key if it is a step."""
+        if step:
+            self._steps.add(step)
         self._busy()
         try:
             yield
         finally:
+            self._steps.discard(step)
             self._done()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether nothing of it can go on before something that it waits for comes true, though it can't be parked:
+        a step waits itself, or the run cleans up while it is being cancelled."""
+        if not self._waits or any(future.done() for _, future in self._waits.values()):
+            return False
+        if not self._active:
+            return self.cancelling is not None
+        return self._active == len(self._steps) and all(
+            any(key.startswith(f"{step}/") for key in self._waits) for step in self._steps
+        )
 
     async def live(self) -> None:
         """Code passes from replay to something new. A run whose cancellation was asked for before this claim gets it
@@ -413,6 +430,7 @@ class Execution:
         self._waits[wait.key] = (wait, future)
         alarm = None if wait.at is None else self.runtime.clock.call_at(wait.at, lambda: _ring(future))
         self._activity += 1
+        self.runtime.stirred()
         if self._active:
             self._watch(wait)
         else:

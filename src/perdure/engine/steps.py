@@ -74,7 +74,7 @@ class _Attempts:
             with execution.in_flight():
                 attempt = await self._count_cut_off(attempt)
         while True:
-            with execution.in_flight():
+            with execution.in_flight(self.key):
                 try:
                     return await self._try(attempt)
                 except _Again as again:
@@ -133,7 +133,10 @@ class _Attempts:
         )
         if step.timeout is None:
             return await self._call(inner)
-        limit = asyncio.timeout(step.timeout / 1000)
+        limit = asyncio.timeout(None)
+        alarm = execution.runtime.clock.call_at(
+            self.started_at + step.timeout, lambda: limit.reschedule(execution.runtime.loop.time())
+        )
         try:
             async with limit:
                 return await self._call(inner)
@@ -141,6 +144,8 @@ class _Attempts:
             if limit.expired():
                 raise StepTimedOut(f"step {self.key} took longer than its timeout of {step.timeout} ms") from None
             raise
+        finally:
+            alarm.cancel()
 
     async def _call(self, inner: Scope) -> Any:
         step = self.step
