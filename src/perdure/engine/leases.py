@@ -12,6 +12,9 @@ from perdure.stores.base import Keeper
 
 logger = logging.getLogger("perdure.worker")
 
+_LONGEST_PAUSE = 3600.0
+"""Seconds; threads can't wait for as long as a lease can be."""
+
 
 class LeaseThread:
     """Renews a lease three times in its length, whatever the event loop is doing; calls `gone`, from its thread, when
@@ -19,7 +22,7 @@ class LeaseThread:
 
     def __init__(self, keeper: Keeper, lease: Millis, gone: Callable[[], object]) -> None:
         self._keeper = keeper
-        self._pause = lease / 1000 / 3
+        self._pause = min(lease / 1000 / 3, _LONGEST_PAUSE)
         self._gone = gone
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="perdure-lease", daemon=True)

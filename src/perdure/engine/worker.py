@@ -59,6 +59,8 @@ class Runtime:
         self.random = random.Random().random
         self.idle = asyncio.Event()
         self.idle.set()
+        self.stirred: Callable[[], None] = _nobody
+        """Called when something of a run is over or begins to wait, so that a test learns when all is quiet."""
 
     def began(self, execution: Execution) -> None:
         self.executions[execution.token] = execution
@@ -171,11 +173,18 @@ class Worker:
         await _bounded(runtime.pump.flush())
         await self._leave(self.runtime.store.retire(self._incarnation))
 
-    async def kill(self) -> None:
-        """Stops as if the process had died: nothing is written, the lease is left to end. For tests."""
+    def die(self) -> None:
+        """Stops at once as if the process had died, in the middle of whatever it does: nothing is written from here
+        on, the lease is left to end. For tests; `kill` cleans up after it."""
         self.runtime.pump.dead = True
         for execution in list(self.runtime.executions.values()):
             execution.halt()
+        for loop in self._loops:
+            loop.cancel()
+
+    async def kill(self) -> None:
+        """Dies, and lets go of what a process would take with it: threads, connections, processes. For tests."""
+        self.die()
         await self._end_loops()
         await self._leave(None)
 
@@ -257,6 +266,10 @@ class Worker:
     def _begin(self, claim: Claim) -> None:
         definition = self._workflows[claim.workflow]
         self.runtime.began(Execution(self.runtime, claim, definition))
+
+
+def _nobody() -> None:
+    """Nobody asks."""
 
 
 async def _bounded(work: Awaitable[Any]) -> None:
