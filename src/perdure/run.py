@@ -66,10 +66,11 @@ class Run(Generic[R]):
         scope = scope_here()
         if scope is None or scope.step_key is not None:
             return self._call(lambda: self._result(limit), "result")
-        key = scope.key(f"{self._child_key}.result" if self._child_key else f"result:{self.id}")
+        child_key = self._child_key
+        key = scope.key(f"result:{self.id}" if child_key is None else f"{child_key.removeprefix(scope.prefix)}.result")
         execution = scope.execution
         return Call(
-            lambda: result_of(execution, key, self.id, self._decoder, limit),
+            lambda: result_of(execution, key, self.id, self._decoder, timeout=limit, child_key=child_key),
             f"result() of run {self.id}",
             execution.wait_from_thread,
         )

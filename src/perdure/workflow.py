@@ -185,12 +185,12 @@ class StartCall(Generic[P, R]):
 
             return Call(run, what)
         key, child = self._child(scope, start)
-        result_key = scope.key(f"{_unscoped(scope, key)}.result")
+        result_key = scope.key(f"{key.removeprefix(scope.prefix)}.result")
 
         async def run_child() -> R:
             handle = await self._start_child(scope, key, child)
             decoder = self._workflow.definition.signature.returns
-            return await result_of(scope.execution, result_key, handle.id, decoder, None)
+            return await result_of(scope.execution, result_key, handle.id, decoder, child_key=key)
 
         return Call(run_child, what, scope.execution.wait_from_thread)
 
@@ -248,7 +248,7 @@ class StartCall(Generic[P, R]):
 
     async def _start_child(self, scope: Scope, key: str, start: Start) -> Run[R]:
         run_id = await start_child(scope.execution, key, start)
-        return self._workflow.app.handle(run_id, self._workflow, child_key=_unscoped(scope, key))
+        return self._workflow.app.handle(run_id, self._workflow, child_key=key)
 
     async def _started(self, starts: Sequence[Start], *, one: bool) -> Run[R]:
         return (await self._started_many(starts))[0]
@@ -268,10 +268,6 @@ def _workflow_scope() -> Scope | None:
     """The scope of workflow code. In a step a start is a plain one: the step is what's kept, not what it starts."""
     scope = scope_here()
     return None if scope is None or scope.step_key is not None else scope
-
-
-def _unscoped(scope: Scope, key: str) -> str:
-    return key.removeprefix(scope.prefix)
 
 
 def _check_same(started: Started, name: str) -> None:

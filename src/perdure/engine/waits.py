@@ -86,8 +86,20 @@ def child_id(execution: Execution, key: str) -> str:
     return f"{execution.claim.id}/{key}.{token_hex(4)}"
 
 
-async def result_of(execution: Execution, key: str, run_id: str, decoder: Decoder[Any], timeout: Millis | None) -> Any:
-    """The result of another run: waits for its end, and keeps what it saw."""
+async def result_of(
+    execution: Execution,
+    key: str,
+    run_id: str,
+    decoder: Decoder[Any],
+    *,
+    timeout: Millis | None = None,
+    child_key: str | None = None,
+) -> Any:
+    """The result of another run: waits for its end, and keeps what it saw.
+
+    A child that did not succeed is marked in the checkpoint of its start (`child_key`) too: when this run is retried,
+    a new child is started, as a failed step is run again.
+    """
     saved = await execution.saved(key, Kind.RESULT)
     if saved is not None and saved.outcome is not Outcome.OPEN:
         await execution.replay(saved.saved_at, saved.position)
@@ -108,6 +120,9 @@ async def result_of(execution: Execution, key: str, run_id: str, decoder: Decode
     with execution.in_flight():
         body = None if ended is None else json.encode(ended).decode()
         good = ended is not None and ended.state is State.SUCCEEDED
+        if ended is not None and not good and child_key is not None:
+            child = json.encode(run_id).decode()
+            execution.save_soon(Checkpoint(child_key, Kind.CHILD, Outcome.ERROR, child, started_at=began))
         await execution.save(
             Checkpoint(key, Kind.RESULT, Outcome.OK if good else Outcome.ERROR, body, started_at=began)
         )

@@ -99,7 +99,7 @@ CREATE INDEX wait_run ON wait (target) WHERE what = 'run';
 
 -- Whatever ends a run (a settle, a cancel, a deadline, poison) wakes those that are parked for it.
 CREATE TRIGGER run_ended AFTER UPDATE OF finished_at ON run
-WHEN new.finished_at IS NOT NULL AND old.finished_at IS NULL
+WHEN new.finished_at IS NOT NULL AND old.finished_at IS NULL AND EXISTS (SELECT 1 FROM wait)
 BEGIN
     DELETE FROM wait WHERE run = new.seq;
     UPDATE run SET state = 'queued', wake_at = NULL

@@ -43,7 +43,7 @@ WHERE r.worker = e.value AND r.state = 'running';
 UPDATE run SET
     state = e.state,
     crashes = e.crashes,
-    attempt = attempt + 1,
+    attempt = attempt + (e.state <> 'failed'),
     wake_at = e.wake_at,
     cut_off = 1,
     worker = NULL,
