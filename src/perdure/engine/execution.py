@@ -131,9 +131,11 @@ class Execution:
         except asyncio.CancelledError as error:
             if self.over:
                 raise
-            if self.cancelling is None:
-                return self._failed(error)
-            return self._cancelled()
+            if self.cancelling is not None:
+                return self._cancelled()
+            if self.task.cancelling():  # from outside: the event loop ends
+                raise
+            return self._failed(error)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
