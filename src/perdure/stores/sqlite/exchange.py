@@ -202,13 +202,22 @@ def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[E
     )
     return Exchanged(
         now=now,
-        claims=sorted(_Claims.decode(claims), key=lambda claim: claim.token),
+        claims=_claims(claims),
         refused=refused,
         cancelled=_Cancelled.decode(cancelled),
         seen=_watch(transaction, exchange, head),
         next_at=_first(timer, deadline),
         more=bool(more),
     ), bool(left)
+
+
+def _claims(rows: str) -> list[Claim]:
+    claims = sorted(_Claims.decode(rows), key=lambda claim: claim.token)
+    for claim in claims:
+        claim.more_checkpoints = len(claim.checkpoints) > PAGE
+        claim.more_signals = len(claim.signals) > PAGE
+        del claim.checkpoints[PAGE:], claim.signals[PAGE:]
+    return claims
 
 
 def _refused(exchange: Exchange, head: _Head) -> Iterable[int]:

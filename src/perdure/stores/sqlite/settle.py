@@ -20,7 +20,7 @@ _ENDS = {To.SUCCEEDED: State.SUCCEEDED, To.FAILED: State.FAILED, To.CANCELLED: S
 class Plan(Struct):
     """The rows to write for a batch of settles, by the statement that takes them."""
 
-    settles: list[tuple[int, int, State, Millis | None, int | None, bool]] = field(default_factory=list)
+    settles: list[tuple[int, int, State, Millis | None, int | None]] = field(default_factory=list)
     bodies: list[tuple[int, Json]] = field(default_factory=list)
     inputs: list[tuple[int, int, Json]] = field(default_factory=list)
     waits: list[tuple[int, str, str, str, Millis | None]] = field(default_factory=list)
@@ -41,21 +41,21 @@ def plan(settles: Sequence[Settle], cancelling: set[int], now: Millis) -> Plan:
             to = To.RELEASE
         if to in _ENDS:
             plan.ended = True
-            plan.settles.append((ref, token, _ENDS[to], None, 0, True))
+            plan.settles.append((ref, token, _ENDS[to], None, 0))
             if settle.body is not None:
                 plan.bodies.append((ref, settle.body))
         elif to is To.PARK:
             times = [wait.at for wait in settle.waits if wait.at is not None]
-            plan.settles.append((ref, token, State.WAITING, min(times, default=None), 0, False))
+            plan.settles.append((ref, token, State.WAITING, min(times, default=None), 0))
             plan.waits += [(ref, wait.key, wait.what, wait.target, wait.at) for wait in settle.waits]
             plan.parked.append(ref)
         elif to is To.RETRY and settle.delay > 0:
-            plan.settles.append((ref, token, State.SCHEDULED, now + settle.delay, 1, False))
+            plan.settles.append((ref, token, State.SCHEDULED, now + settle.delay, 1))
             _retry(plan, ref, settle)
         else:
             plan.queued = True
             step = {To.RETRY: 1, To.CONTINUE: None}.get(to, 0)
-            plan.settles.append((ref, token, State.QUEUED, None, step, False))
+            plan.settles.append((ref, token, State.QUEUED, None, step))
             if to is To.RETRY:
                 _retry(plan, ref, settle)
             elif to is To.CONTINUE:

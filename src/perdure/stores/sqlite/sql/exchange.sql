@@ -80,16 +80,15 @@ UPDATE run SET
     cut_off = 0,
     worker = NULL,
     settled = e.token,
-    cancelling = CASE WHEN e.final THEN NULL ELSE cancelling END,
-    finished_at = CASE WHEN e.final THEN :now END
+    cancelling = CASE WHEN e.state IN ('succeeded', 'failed', 'cancelled') THEN NULL ELSE cancelling END,
+    finished_at = CASE WHEN e.state IN ('succeeded', 'failed', 'cancelled') THEN :now END
 FROM (
     SELECT
         json_extract(value, '$[0]') AS seq,
         json_extract(value, '$[1]') AS token,
         json_extract(value, '$[2]') AS state,
         json_extract(value, '$[3]') AS wake_at,
-        json_extract(value, '$[4]') AS step,
-        json_extract(value, '$[5]') AS final
+        json_extract(value, '$[4]') AS step
     FROM json_each(:settles)
 ) AS e
 WHERE run.seq = e.seq;
@@ -267,8 +266,8 @@ FROM (
 WHERE position IS NOT NULL OR ended IS NOT NULL OR at <= :now;
 
 -- name: reply
--- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals; owned
--- runs to be cancelled; the next times; whether more is ready for it, and whether anything is ready for anybody.
+-- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals, one more
+-- than a page where there are more; owned runs to be cancelled; the next times; whether more is ready for it, and whether anything is ready for anybody.
 -- Uses run_owned, run_cancelling, run_timer, run_deadline, run_ready, and primary keys.
 SELECT
     (
@@ -282,7 +281,7 @@ SELECT
                 'input', i.body,
                 'attempt', r.attempt,
                 'crashes', r.crashes,
-                'cut_off', json(CASE WHEN r.cut_off THEN 'true' ELSE 'false' END),
+                'cut_off', CASE WHEN r.cut_off THEN json('true') ELSE json('false') END,
                 'created_at', r.created_at,
                 'deadline', r.deadline,
                 'parent', r.parent,
@@ -295,13 +294,13 @@ SELECT
                             'position', position
                         )
                     )
-                    FROM (SELECT * FROM checkpoint AS c WHERE c.run = r.seq ORDER BY c.position LIMIT :page)
+                    FROM (SELECT * FROM checkpoint AS c WHERE c.run = r.seq ORDER BY c.position LIMIT :page + 1)
                 ),
                 'signals', (
                     SELECT json_group_array(json_object('position', position, 'name', name, 'body', body))
                     FROM (
                         SELECT * FROM signal AS s INDEXED BY signal_waiting
-                        WHERE s.run = r.seq AND s.body IS NOT NULL ORDER BY s.position LIMIT :page
+                        WHERE s.run = r.seq AND s.body IS NOT NULL ORDER BY s.position LIMIT :page + 1
                     )
                 ),
                 'ended', (
@@ -311,21 +310,8 @@ SELECT
                     LEFT JOIN outcome AS o ON o.run = t.seq
                     WHERE w.run = r.seq AND w.what = 'run'
                 ),
-                'more_checkpoints', json(
-                    CASE
-                        WHEN EXISTS (SELECT 1 FROM checkpoint AS c WHERE c.run = r.seq LIMIT 1 OFFSET :page)
-                        THEN 'true' ELSE 'false'
-                    END
-                ),
-                'more_signals', json(
-                    CASE
-                        WHEN EXISTS (
-                            SELECT 1 FROM signal AS s INDEXED BY signal_waiting
-                            WHERE s.run = r.seq AND s.body IS NOT NULL LIMIT 1 OFFSET :page
-                        )
-                        THEN 'true' ELSE 'false'
-                    END
-                )
+                'more_checkpoints', json('false'),
+                'more_signals', json('false')
             )
         )
         FROM run AS r INDEXED BY run_owned
