@@ -369,6 +369,11 @@ class Execution:
             self._done()
 
     @property
+    def steps(self) -> frozenset[str]:
+        """The keys of the steps that are in flight."""
+        return frozenset(self._steps)
+
+    @property
     def blocked(self) -> bool:
         """Whether nothing of it can go on before something that it waits for comes true, though it can't be parked:
         a step waits itself, or the run cleans up while it is being cancelled."""

@@ -100,6 +100,11 @@ class Pump:
         self._hinted = True
         self._wake.set()
 
+    @property
+    def silent(self) -> bool:
+        """Whether there is nothing to say and nothing to look for; an exchange may be under way."""
+        return not (self._saves or self._settles or self._wake.is_set())
+
     # --- the loop
 
     def assign(self, worker: int) -> None:
@@ -151,16 +156,17 @@ class Pump:
                 return
             if self._hinted and not self._looking:
                 # There is no room, but it may be a cancellation. Many starts must not become as many exchanges.
-                self._looking = asyncio.get_running_loop().call_later(_SATURATED, self._must_look)
+                self._looking = asyncio.get_running_loop().call_later(_SATURATED, self.look)
 
-    def _must_look(self) -> None:
+    def look(self) -> None:
+        """Has an exchange made, whether or not there is anything to say or room for more."""
         self._looking = None
         self._look = True
         self._wake.set()
 
     def _poll(self) -> None:
         """Looks at the store without a hint, from time to time: hints may be lost."""
-        self._must_look()
+        self.look()
         self._polling = asyncio.get_running_loop().call_later(POLL * random.uniform(0.7, 1.0), self._poll)
 
     def _room(self) -> int:
