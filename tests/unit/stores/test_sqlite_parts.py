@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from perdure.model import State, crash_backoff
+from perdure.stores import open_store
+from perdure.stores.base import Severity
+from perdure.stores.sqlite.sql import load, migrations, parse, statements
+from perdure.stores.sqlite.worker import Owned, Verdict, judge
+
+
+def test_a_file_is_split_into_its_statements() -> None:
+    assert parse("-- about\n\n-- name: one\n-- why\nSELECT 1;\n\n-- name: two\nSELECT\n    2;\n") == {
+        "one": "SELECT 1",
+        "two": "SELECT\n    2",
+    }
+
+
+def test_a_trigger_is_one_statement() -> None:
+    script = "CREATE TABLE a (b);\nCREATE TRIGGER c AFTER UPDATE ON a\nBEGIN\nDELETE FROM a;\nEND;\n-- end\nSELECT 1;\n"
+    assert [statement.split()[0] for statement in statements(script)] == ["CREATE", "CREATE", "--"]
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    assert [number for number, _, _ in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+@pytest.mark.parametrize("file", ["control", "enqueue", "exchange", "migrate", "read", "wake", "worker"])
+def test_every_statement_is_there(file: str) -> None:
+    assert all(load(file).values())
+
+
+def longest(_: float, most: float) -> float:
+    return most
+
+
+def test_the_blame_goes_to_those_that_crashed_most() -> None:
+    runs = [Owned(1, 10, 1, 5, False), Owned(1, 11, 0, 5, False), Owned(2, 12, 0, 5, False)]
+    assert judge(runs, 1000, longest) == [
+        Verdict(10, State.SCHEDULED, 2, 1000 + crash_backoff(2)),
+        Verdict(11, State.QUEUED, 0, None),
+        Verdict(12, State.QUEUED, 1, None),
+    ]
+
+
+def test_a_run_that_crashed_too_often_is_poison() -> None:
+    assert judge([Owned(1, 10, 4, 5, True)], 0, longest) == [Verdict(10, State.FAILED, 5, None)]
+
+
+def test_a_run_that_is_being_cancelled_does_not_back_off() -> None:
+    assert judge([Owned(1, 10, 3, 9, True)], 0, longest) == [Verdict(10, State.QUEUED, 4, None)]
+
+
+def test_the_doctor_finds_a_new_store_healthy(tmp_path: Path) -> None:
+    async def check() -> set[Severity]:
+        store = open_store(f"sqlite:///{tmp_path}/a.db?synchronous=normal")
+        await store.open()
+        findings = await store.check()
+        await store.close()
+        return {finding.severity for finding in findings if "synchronous" not in finding.what}
+
+    assert asyncio.run(check()) == {Severity.OK}
+
+
+def plan_of(file: str, name: str, params: dict[str, object], path: Path) -> str:
+    async def explain() -> str:
+        store = open_store(f"sqlite:///{path}/a.db")
+        await store.open()
+        rows = await store._read(  # type: ignore[attr-defined]
+            lambda tx: tx.connection.execute("EXPLAIN QUERY PLAN " + load(file)[name], params).fetchall()
+        )
+        await store.close()
+        return "\n".join(row[3] for row in rows)
+
+    return asyncio.run(explain())
+
+
+def test_a_claim_walks_the_ready_index_and_no_table(tmp_path: Path) -> None:
+    params = dict.fromkeys(("worker", "slots", "token", "bytes", "page", "now"), 1)
+    plan = plan_of("exchange", "claim", {**params}, tmp_path)
+    assert "SEARCH q USING INDEX run_ready (lane=?)" in plan
+    assert not [line for line in plan.splitlines() if line.startswith("SCAN") and line.split()[1] in ("run", "r", "q")]
+
+
+def test_due_timers_and_deadlines_use_their_indexes(tmp_path: Path) -> None:
+    params: dict[str, object] = {"now": 1, "limit": 1}
+    assert "run_timer (wake_at<?)" in plan_of("exchange", "promote", params, tmp_path)
+    assert "run_deadline (deadline<?)" in plan_of("exchange", "overdue", params, tmp_path)
+
+
+def test_heads_and_replies_scan_no_runs(tmp_path: Path) -> None:
+    head = plan_of("exchange", "head", {"tokens": "[]", "worker": 1}, tmp_path)
+    reply = plan_of("exchange", "reply", {"worker": 1, "first": 1, "last": 2, "page": 3}, tmp_path)
+    for line in (head + "\n" + reply).splitlines():
+        assert not line.startswith("SCAN run") or "USING" in line
