@@ -1,0 +1,57 @@
+"""The code in the README and in the documentation runs, and what they name exists."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from .pages import ROOT, Reader, blocks, pages
+
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#([\w-]+))?\)")
+_TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+def _named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", pages(), ids=_named)
+def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Reader(page, tmp_path) as reader:
+        for block in blocks(page):
+            reader.run(block)
+
+
+@pytest.mark.parametrize("page", pages(), ids=_named)
+def test_a_block_that_is_not_run_says_why(page: Path) -> None:
+    skipped = [block for block in blocks(page) if block.mark("skip") is not None]
+    assert all(len(block.mark("skip") or "") > 10 for block in skipped)
+
+
+@pytest.mark.parametrize("page", pages(), ids=_named)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in _LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        file = Path(os.path.normpath(page.parent / target))
+        assert file.exists(), f"{_named(page)} links to {target}"
+        if anchor:
+            assert anchor in _anchors(file), f"{_named(page)} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=_named)
+def test_named_tests_exist(page: Path) -> None:
+    for file, name in _TEST.findall(page.read_text(encoding="utf-8")):
+        assert (ROOT / file).exists(), f"{_named(page)} names {file}"
+        if name:
+            text = (ROOT / file).read_text(encoding="utf-8")
+            assert re.search(rf"def {name}\b", text), f"{_named(page)} names {file}::{name}"
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
