@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from perdure.errors import PerdureError, StoreError
+from perdure.errors import PerdureError, StoreError, StoreUnavailable
 from perdure.model import Millis
 from perdure.stores.base import Topic
 from perdure.stores.sqlite.errors import translate
@@ -168,8 +168,9 @@ class Executor:
             outcomes = self._attempt(jobs, transaction, alone=False)
         except Exception as error:
             self._roll_back()
-            if len(jobs) == 1:
-                outcomes = [(False, translate(error, self._name))]
+            if len(jobs) == 1 or isinstance(translate(error, self._name), StoreUnavailable):
+                # What makes the store unavailable is no fault of one operation.
+                outcomes = [(False, translate(error, self._name)) for _ in jobs]
             else:
                 # Savepoints cost two steps for each operation, so that they are only set when one has failed.
                 transaction = self._transaction()

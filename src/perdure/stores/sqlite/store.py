@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -43,7 +44,7 @@ class SqliteStore:
     def __init__(self, location: Location, *, now: Callable[[], Millis] | None = None) -> None:
         self._location = location
         self._clock = now
-        self._opening: asyncio.Lock | None = None
+        self._opening = threading.Lock()
         self._writer: Executor | None = None
         self._reader: Executor | None = None
         self._wakeups: Wakeups | None = None
@@ -56,6 +57,11 @@ class SqliteStore:
             await asyncio.to_thread(self._open)
 
     def _open(self) -> None:
+        with self._opening:
+            if self._writer is None:
+                self._connect()
+
+    def _connect(self) -> None:
         wakeups = Wakeups(shared=self._location.path is not None)
         connection = connect(self._location)
         try:

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from perdure.errors import StoreError
 from perdure.stores.base import Topic
 from perdure.stores.sqlite.executor import Executor, Operation, Transaction
 from perdure.stores.sqlite.sql import load
@@ -170,13 +171,17 @@ class Remote:
         await self._write(lambda transaction: _done(transaction.change(_SQL["listen"], row)))
 
     async def close(self) -> None:
+        """Stops listening, and removes row, socket and file. For the loop that it was opened in."""
         if self._receiver.fileno() < 0:
             return
         listening = self.listening
         self.discard()
         if listening:
             paths = {"paths": msgspec.json.encode([self._path]).decode()}
-            await self._write(lambda transaction: _done(transaction.change(_SQL["unlisten"], paths)))
+            try:
+                await self._write(lambda transaction: _done(transaction.change(_SQL["unlisten"], paths)))
+            except StoreError:
+                pass  # The store is closed or out of reach: the first wake-up that finds nobody removes the row.
 
     def discard(self) -> None:
         """Stops listening. The row, if there is one, goes with the first wake-up that finds nobody."""
