@@ -50,7 +50,7 @@ def explore_crashes(
     each time, in an empty store of its own, and by a clock of its own, which goes from due time to due time.
 
     Reported are runs (the children too) that end otherwise than undisturbed, and steps that run more often than is
-    promised: once, and once more for each crash that cut them off.
+    promised: never again once the checkpoint is saved, and once more than undisturbed for each crash that cuts it off.
 
     - `signals`: names and values, sent to the run one after the other, each when the run waits for it.
     - `before`: called before each run; puts fakes that the steps use back to their beginning.
@@ -105,7 +105,9 @@ class _Explorer:
         expected = first.ends.get(first.label)
         report = CrashReport(self._workflow.name, str(expected))
         different = self._compare(first, second)
-        if different:
+        if first.again:
+            report.problems = [Problem((), f"undisturbed, {what}") for what in self._ran_again(first)]
+        elif different:
             report.problems = [Problem((), f"undisturbed, one time and another: {what}") for what in different]
         elif expected is None or not expected.state.final:
             report.problems = [Problem((), f"undisturbed, it does not end: {expected}")]
@@ -122,7 +124,8 @@ class _Explorer:
                 report.left_out = len(plans) - plans.index(plan)
                 return
             life = await self._live(plan)
-            report.problems += [Problem(plan, what) for what in self._compare(undisturbed, life)]
+            wrong = self._compare(undisturbed, life) + self._ran_again(life)
+            report.problems += [Problem(plan, what) for what in wrong]
             if pairs and len(plan) == 1:
                 plans += [(*plan, place) for place in life.passed_since_crash]
 
@@ -151,10 +154,13 @@ class _Explorer:
             label = life.label_of(run_id)
             cut_off = life.cut_off[run_id, key]
             allowed = usual.get((label, key), 1) + cut_off
-            if times > allowed:
-                who = f"step {key}" if label == life.label else f"step {key} of run {label}"
+            if times > allowed and (run_id, key) not in life.again:
+                who = life.name_of(run_id, key)
                 problems.append(f"{who} ran {times} times, where {allowed} are the most ({cut_off} were cut off)")
         return problems
+
+    def _ran_again(self, life: _Life) -> list[str]:
+        return [f"{life.name_of(*one)} ran again, though its checkpoint was saved" for one in sorted(life.again)]
 
 
 class _Life:
@@ -167,6 +173,8 @@ class _Life:
         self.times: Counter[tuple[str, str]] = Counter()
         """How often each step (run id and key) was begun."""
         self.cut_off: Counter[tuple[str, str]] = Counter()
+        self.again: set[tuple[str, str]] = set()
+        """Steps that were begun after their checkpoint was saved."""
         self.passed: list[Place] = []
         self._app = app
         self._run_id = run_id
@@ -176,6 +184,8 @@ class _Life:
         self._visits: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._begun: set[tuple[str, str]] = set()
         """Steps that are under way, as far as the points tell."""
+        self._kept: set[tuple[str, str]] = set()
+        """Steps whose checkpoint is saved, as far as the points tell."""
         self._sandbox: Sandbox | None = None
 
     @property
@@ -189,6 +199,10 @@ class _Life:
         if run_id.startswith(f"{self._run_id}/"):
             return _CHILD_TOKEN.sub("", run_id.removeprefix(f"{self._run_id}/"))
         return "started elsewhere" if re.fullmatch("[0-9a-f]{24}", run_id) else run_id
+
+    def name_of(self, run_id: str, key: str) -> str:
+        label = self.label_of(run_id)
+        return f"step {key}" if label == self.label else f"step {key} of run {label}"
 
     async def live(
         self, workflow: Workflow[..., Any], args: tuple[Any, ...], signals: Signals, open_store: OpenStore | None
@@ -225,14 +239,19 @@ class _Life:
         if point is Point.BEFORE_STEP:
             self.times[run_id, key] += 1
             self._begun.add((run_id, key))
+            if (run_id, key) in self._kept:
+                self.again.add((run_id, key))
         elif point is Point.AFTER_CHECKPOINT:
             self._begun.discard((run_id, key))
+            self._kept.add((run_id, key))
         if self._pass(point, run_id, key):
             assert self._sandbox is not None
             self._crashed = True
             self._sandbox.worker.die()
             self._sandbox.stirred()
             raise Halt
+        if point is Point.BEFORE_SETTLE:  # which may make it begin anew, with no history
+            self._kept = {one for one in self._kept if one[0] != run_id}
 
     def _pass(self, point: str, run_id: str, key: str) -> bool:
         """Notes that a place is passed; whether the worker is to die there."""
