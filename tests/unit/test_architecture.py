@@ -35,6 +35,7 @@ PACKAGES = {
     "contrib": "edges",
     "testing": "edges",
     "cli": "cli",
+    "__main__": "cli",
 }
 
 

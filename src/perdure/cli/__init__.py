@@ -1,0 +1,38 @@
+"""The command `perdure`: workers, runs and the store, from a terminal."""
+
+from __future__ import annotations
+
+import click
+
+from perdure.cli.admin import doctor, migrate, workers
+from perdure.cli.group import Commands, verbose_option
+from perdure.cli.runs import runs, why
+from perdure.cli.start import start
+from perdure.cli.worker import worker
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    later={
+        "bench": ("perdure.cli.bench:bench", "Measure what this machine and store can do."),
+        "demo": ("perdure.cli.demo:demo", "Watch durable work survive a killed worker."),
+    },
+)
+@click.version_option(package_name="perdure")
+@verbose_option
+def cli() -> None:
+    """Durable workflows and job queues in plain Python.
+
+    Commands that look at a store take --app MODULE:APP or --url URL, or PERDURE_APP or PERDURE_URL from the
+    environment.
+    """
+
+
+for _command in (worker, start, runs, why, workers, migrate, doctor):
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """The entry point."""
+    cli(prog_name="perdure")

@@ -1,0 +1,135 @@
+"""`perdure workers`, `perdure migrate`, `perdure doctor`: the store and who serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import click
+
+from perdure.app import App
+from perdure.cli.output import duration, one_line, print_json, print_table, shown_url
+from perdure.cli.target import on_store, with_store
+from perdure.clock import moment
+from perdure.model import Count, State, WorkerRecord
+from perdure.stores import open_store
+from perdure.stores.base import Finding, Severity, Store
+
+_STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
+
+
+@click.command()
+@with_store
+@click.option("--json", "as_text", is_flag=True, help="As a JSON array.")
+def workers(app: App, as_text: bool) -> None:
+    """List the workers that are alive."""
+    found = on_store(app, lambda store: store.workers())
+    if as_text:
+        print_json([_plain_worker(each) for each in found])
+    elif not found:
+        click.echo("No live worker; start one with `perdure worker MODULE:APP`.", err=True)
+    else:
+        _print_workers(found)
+
+
+@click.command()
+@with_store
+def migrate(app: App) -> None:
+    """Bring the store's schema up to date. Safe at any time, from any number of machines."""
+    applied = asyncio.run(_migrate(app.url))
+    for name in applied:
+        click.echo(f"applied {name}")
+    click.echo(f"{shown_url(app.url)} is up to date.")
+
+
+@click.command()
+@with_store
+@click.option("--json", "as_text", is_flag=True, help="As a JSON array.")
+def doctor(app: App, as_text: bool) -> None:
+    """Look for what is wrong with the store, the app and its workers. Ends with 1 when there is a problem."""
+    findings = on_store(app, lambda store: _examine(app, store))
+    if as_text:
+        print_json(findings)
+    else:
+        _print_findings(findings)
+    if any(each.severity is Severity.PROBLEM for each in findings):
+        raise SystemExit(1)
+
+
+async def _migrate(url: str) -> list[str]:
+    store = open_store(url)
+    try:
+        return await store.migrate()
+    finally:
+        await store.close()
+
+
+async def _examine(app: App, store: Store) -> list[Finding]:
+    findings = [Finding(Severity.OK, f"Perdure {version('perdure')} on Python {platform.python_version()}")]
+    if app.workflows:
+        app.worker()  # raises what is wrong with a definition
+        findings.append(Finding(Severity.OK, f"{len(app.workflows)} workflows are well defined"))
+    findings += await store.check()
+    return findings + unserved(await store.counts(), await store.workers())
+
+
+def unserved(counts: Sequence[Count], live: Sequence[WorkerRecord]) -> list[Finding]:
+    """A warning for each kind of runs that are ready and that no live worker takes."""
+    return [
+        Finding(
+            Severity.WARNING,
+            f"{each.runs} runs of {each.workflow} are ready on queue {each.queue}, and no live worker takes them",
+            "start a worker whose app defines it, with that queue",
+        )
+        for each in counts
+        if each.state is State.QUEUED
+        and each.runs
+        and not any(each.queue in worker.queues and each.workflow in worker.workflows for worker in live)
+    ]
+
+
+# ---
+
+
+def _plain_worker(worker: WorkerRecord) -> dict[str, object]:
+    return {
+        "name": worker.name,
+        "host": worker.host,
+        "pid": worker.pid,
+        "queues": worker.queues,
+        "workflows": worker.workflows,
+        "concurrency": worker.concurrency,
+        "running": worker.running,
+        "started_at": moment(worker.started_at),
+        "lease_until": moment(worker.lease_until),
+    }
+
+
+def _print_workers(found: Sequence[WorkerRecord]) -> None:
+    now = time.time() * 1000
+    print_table(
+        ["WORKER", "PID", "RUNS", "FOR", "QUEUES", "WORKFLOWS"],
+        (
+            [
+                each.name,
+                str(each.pid),
+                f"{each.running}/{each.concurrency}",
+                duration(now - each.started_at),
+                ",".join(each.queues),
+                ", ".join(each.workflows),
+            ]
+            for each in found
+        ),
+    )
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    from rich.text import Text
+
+    print_table(
+        ["", "FOUND", "WHAT TO DO"],
+        ([Text(each.severity, _STYLES[each.severity]), one_line(each.what), each.advice] for each in findings),
+    )
