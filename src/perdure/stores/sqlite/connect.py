@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import random
 import sqlite3
 import time
+from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from msgspec import Struct
@@ -13,6 +16,8 @@ from msgspec import Struct
 from perdure.errors import StoreError, StoreUrlError
 from perdure.stores.sqlite.errors import translate
 from perdure.stores.sqlite.filesystem import check_path
+
+T = TypeVar("T")
 
 OPTIONS = ("busy_timeout", "synchronous")
 _SYNCHRONOUS = ("full", "normal")
@@ -84,7 +89,8 @@ def _milliseconds(url: str, name: str, value: str) -> int:
 
 
 def connect(location: Location, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection with the settings of the store. It may be used by any thread, by one at a time.
+    """A connection with the settings of the store. It may be used by any thread, by one at a time, and does not wait
+    for locks by itself: see `patiently`.
 
     Raises `StoreError`, and `StoreUnavailable` when the file is locked for longer than `busy_timeout`.
     """
@@ -95,7 +101,7 @@ def connect(location: Location, *, read_only: bool = False) -> sqlite3.Connectio
     try:
         connection = sqlite3.connect(
             location.path or ":memory:",
-            timeout=location.busy_timeout / 1000,
+            timeout=0,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=512,
@@ -103,7 +109,8 @@ def connect(location: Location, *, read_only: bool = False) -> sqlite3.Connectio
     except sqlite3.Error as error:
         raise translate(error, location.name) from error
     try:
-        _settle_in(connection, location)
+        # Going over to WAL takes an exclusive lock, for which processes that open a new file at once have to queue.
+        patiently(lambda: _settle_in(connection, location), max(1000, location.busy_timeout))
         if read_only:
             connection.execute("PRAGMA query_only = 1")
     except sqlite3.Error as error:
@@ -113,6 +120,23 @@ def connect(location: Location, *, read_only: bool = False) -> sqlite3.Connectio
         connection.close()
         raise
     return connection
+
+
+def patiently(call: Callable[[], T], busy_timeout: int) -> T:
+    """Calls again while the file is locked, for at most so many milliseconds.
+
+    SQLite's own way of waiting looks ever less often, up to ten times a second, so that beside busy processes one may
+    wait for seconds. Short random pauses give each of them the same chance.
+    """
+    start = time.monotonic()
+    while True:
+        try:
+            return call()
+        except sqlite3.OperationalError as error:
+            waited = time.monotonic() - start
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or waited * 1000 >= busy_timeout:
+                raise
+        time.sleep(random.uniform(0, min(0.01, 0.001 + waited / 50)))
 
 
 def _settle_in(connection: sqlite3.Connection, location: Location) -> None:
@@ -130,16 +154,6 @@ def _settle_in(connection: sqlite3.Connection, location: Location) -> None:
 
 
 def _use_wal(connection: sqlite3.Connection, location: Location) -> None:
-    # Going over to WAL takes an exclusive lock for which SQLite does not wait: when many processes open a new file at
-    # once, all but one are told that it is locked, at once, whatever their busy_timeout.
-    until = time.monotonic() + max(1.0, location.busy_timeout / 1000)
-    while True:
-        try:
-            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-            break
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                raise
-            time.sleep(0.005)
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreError(f"the store {location.name} can't use a write-ahead log (it uses {mode!r}); use a local disk")

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from perdure.errors import PerdureError, StoreError, StoreUnavailable
 from perdure.model import Millis
 from perdure.stores.base import Topic
+from perdure.stores.sqlite.connect import patiently
 from perdure.stores.sqlite.errors import translate
 from perdure.stores.sqlite.sql import load
 
@@ -90,6 +91,7 @@ class Executor:
         name: str,
         *,
         begin: str,
+        busy_timeout: int = 0,
         clock: Callable[[], Millis] | None,
         before_commit: Callable[[Transaction], None] = lambda _: None,
         after_commit: Callable[[sqlite3.Connection, set[Topic]], None] = lambda _, __: None,
@@ -97,6 +99,7 @@ class Executor:
         self._connection = connection
         self._name = name
         self._begin = begin
+        self._busy_timeout = busy_timeout
         self._clock = clock
         self._before_commit = before_commit
         self._after_commit = after_commit
@@ -191,7 +194,7 @@ class Executor:
 
     def _attempt(self, jobs: list[_AnyJob], transaction: Transaction, *, alone: bool) -> list[_Outcome]:
         connection = self._connection
-        connection.execute(self._begin)
+        patiently(lambda: connection.execute(self._begin), self._busy_timeout)
         outcomes: list[_Outcome] = []
         start = connection.total_changes
         for job in jobs:

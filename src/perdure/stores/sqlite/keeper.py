@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 import threading
 from collections.abc import Callable
 
 from perdure.model import Millis
-from perdure.stores.sqlite.connect import Location, connect
+from perdure.stores.sqlite.connect import Location, connect, patiently
 from perdure.stores.sqlite.errors import translate
 from perdure.stores.sqlite.executor import Executor, Transaction
 from perdure.stores.sqlite.sql import load
@@ -32,7 +33,9 @@ class FileKeeper:
                 self._connection = connect(self._location)
             now = self._clock() if self._clock else None
             try:
-                cursor = self._connection.execute(_RENEW, {"worker": self._worker, "lease": self._lease, "now": now})
+                params = {"worker": self._worker, "lease": self._lease, "now": now}
+                renew = functools.partial(self._connection.execute, _RENEW, params)
+                cursor = patiently(renew, self._location.busy_timeout)
             except sqlite3.Error as error:
                 self._connection.close()
                 self._connection = None

@@ -6,6 +6,7 @@ import hashlib
 import sqlite3
 
 from perdure.errors import SchemaTooNew, StoreError
+from perdure.stores.sqlite.connect import patiently
 from perdure.stores.sqlite.errors import translate
 from perdure.stores.sqlite.sql import load, migrations, statements
 
@@ -20,16 +21,16 @@ def newest() -> int:
     return migrations()[-1][0]
 
 
-def migrate(connection: sqlite3.Connection, name: str) -> list[str]:
+def migrate(connection: sqlite3.Connection, name: str, busy_timeout: int = 10_000) -> list[str]:
     """Applies the migrations that are missing, in one transaction; returns their names.
 
     Many processes may do so at once: one applies, the others wait and find nothing to do. A file that is up to date
     is only read.
     """
     try:
-        if _missing(connection, name) == []:
+        if patiently(lambda: _missing(connection, name), busy_timeout) == []:
             return []
-        connection.execute("BEGIN IMMEDIATE")
+        patiently(lambda: connection.execute("BEGIN IMMEDIATE"), busy_timeout)
         try:
             missing = _missing(connection, name)
             connection.execute(_SQL["book"])

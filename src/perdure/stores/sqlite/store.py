@@ -65,7 +65,7 @@ class SqliteStore:
         wakeups = Wakeups(shared=self._location.path is not None)
         connection = connect(self._location)
         try:
-            migrate.migrate(connection, self._location.name)
+            migrate.migrate(connection, self._location.name, self._location.busy_timeout)
             reading = connect(self._location, read_only=True) if self._location.path is not None else None
         except BaseException:
             connection.close()
@@ -75,12 +75,15 @@ class SqliteStore:
             connection,
             self._location.name,
             begin="BEGIN IMMEDIATE",
+            busy_timeout=self._location.busy_timeout,
             clock=self._clock,
             before_commit=wakeups.prune,
             after_commit=wakeups.tell,
         )
         if reading is not None:
-            self._reader = Executor(reading, self._location.name, begin="BEGIN", clock=self._clock)
+            self._reader = Executor(
+                reading, self._location.name, begin="BEGIN", busy_timeout=self._location.busy_timeout, clock=self._clock
+            )
 
     async def close(self) -> None:
         """Finishes what was begun and lets go of the file. Closing a closed store does nothing."""
@@ -99,7 +102,7 @@ class SqliteStore:
             return []  # It was made, whole, when it was opened.
         connection = connect(self._location)
         try:
-            return migrate.migrate(connection, self._location.name)
+            return migrate.migrate(connection, self._location.name, self._location.busy_timeout)
         finally:
             connection.close()
 
