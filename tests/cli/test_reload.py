@@ -9,7 +9,7 @@ from pathlib import Path
 from perdure import App
 from perdure.cli.reload import Sources
 
-from .kit import SHOP, Perdure, start
+from .kit import SHOP, Perdure, pids, start, until
 
 READY = "Ctrl-C stops"
 
@@ -36,6 +36,15 @@ def test_a_syntax_error_is_shown_and_mended(app: App, shop: Path) -> None:
         worker.says(READY, times=2)
         worker.signal(signal.SIGINT)
         assert worker.ended() == 0
+
+
+def test_runs_of_a_process_that_had_to_be_killed_go_on_at_once(app: App, shop: Path) -> None:
+    start(app, "block", "b", id="b")
+    with Perdure(shop, "worker", "shop:app", "--reload", "--grace", "0.1", "--lease", "3600") as worker:
+        until(lambda: pids(shop, "b"), "the run")
+        (shop / "shop.py").write_text(SHOP.replace("while True", "while False"))
+        worker.says("does not end; it is killed")
+        assert app.run("b").result(timeout=30).wait() is None
 
 
 def test_several_processes_are_started_anew_together(app: App, shop: Path) -> None:

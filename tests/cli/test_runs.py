@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from perdure import App, State
+from perdure import App, State, sleep
+from perdure.cli import cli
 
 from .conftest import Run
 from .kit import start
@@ -130,21 +133,15 @@ def test_the_store_is_named_by_app_url_or_environment(
         ([], 2, "say which store: --app MODULE:APP or --url URL"),
         (["-a", "shop", *URL], 2, "--app and --url exclude each other"),
         (["-u", "shop.db"], 1, "error: 'shop.db' is not a store URL; write 'sqlite:///name.db'"),
-        (["-u", "sqlit:///shop.db"], 1, "(did you mean|did you mean 'sqlite')"),
-        (["-u", "sqlite:////proc/nowhere/shop.db"], 1, "error: .*/proc/nowhere"),
+        (["-u", "sqlit:///shop.db"], 1, "did you mean 'sqlite'?"),
+        (["-u", "sqlite:////proc/nowhere/shop.db"], 1, "/proc/nowhere"),
         (["-a", "shpo"], 1, "error: there is no module 'shpo'"),
     ],
 )
 def test_a_store_that_is_not_there(perdure: Run, shop: object, args: list[str], code: int, says: str) -> None:
     result = perdure("runs", "list", *args)
     assert (result.exit_code, result.stdout) == (code, "")
-    assert pytest.approx is not None and _matches(says, result.stderr)
-
-
-def _matches(pattern: str, text: str) -> bool:
-    import re
-
-    return re.search(pattern, text) is not None or pattern in text
+    assert says in result.stderr
 
 
 # --- show
@@ -177,16 +174,10 @@ def test_show_nests_steps_and_has_the_result(perdure: Run, app: App, drain: Call
     assert lines[5].startswith("● look_up ") and lines[6].startswith("  ● price ")
 
 
-def test_show_fits_80_columns_without_colours_and_in_ascii(
-    perdure: Run, three: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_show_fits_80_columns_without_colours_and_in_ascii(perdure: Run, three: App) -> None:
     text = perdure("runs", "show", "order-7", *URL, env={"COLUMNS": "80"}).output
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
-    from click.testing import CliRunner
-
-    from perdure.cli import cli
-
     text = CliRunner(charset="ascii").invoke(cli, ["runs", "show", "order-7", *URL]).output
     assert "> ship" in text and "#" in text
 
@@ -204,11 +195,9 @@ def test_show_as_json_is_one_object_with_everything(perdure: Run, three: App) ->
     assert shown["signals"] == [{"name": "later", "value": {"x": 1}}]
 
 
-def test_long_histories_are_cut_in_the_middle(perdure: Run, shop: Any, app: App, drain: Callable[[], None]) -> None:
+def test_long_histories_are_cut_in_the_middle(perdure: Run, app: App, drain: Callable[[], None]) -> None:
     @app.workflow
     async def many(count: int) -> None:
-        from perdure import sleep
-
         for _ in range(count):
             await sleep(0)
 
@@ -247,16 +236,13 @@ def test_cancel(perdure: Run, three: App) -> None:
 
 
 @pytest.mark.parametrize(("args", "state"), [([], State.CANCELLED), (["--no-children"], State.WAITING)])
-def test_children_are_cancelled_unless_told_otherwise(
-    perdure: Run, app: App, drain: Callable[[], None], args: list[str], state: State
-) -> None:
+def test_children_are_cancelled_unless_told_otherwise(perdure: Run, app: App, args: list[str], state: State) -> None:
     @app.workflow
     async def parent() -> None:
         await app.find("fulfil").options(id="child").start("7")
         await app.run("child").result()
 
     parent.options(id="parent").start().wait()
-    import asyncio
 
     async def until_waiting() -> None:
         async with app, app.worker():
