@@ -232,6 +232,7 @@ def test_cancel(perdure: Run, three: App) -> None:
     assert result.output == "Run order-7 is cancelled.\n"
     assert three.run("order-7").status().wait().state is State.CANCELLED
     assert "changed my mind" in perdure("runs", "list", *URL).output
+    assert perdure("why", "order-7", *URL).output.endswith(" UTC: changed my mind\n")
     assert perdure("runs", "cancel", "no", *URL).output == "Run no had ended before: failed.\n"
 
 
