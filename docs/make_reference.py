@@ -235,10 +235,7 @@ def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Co
     if isinstance(command, click.Group):
         context = click.Context(command, info_name=path)
         for name in command.list_commands(context):
-            try:
-                inner = command.get_command(context, name)
-            except ModuleNotFoundError:
-                continue
+            inner = command.get_command(context, name)
             if inner is not None and not inner.hidden:
                 yield from _commands(inner, f"{path} {name}")
 
