@@ -13,11 +13,9 @@ from pathlib import Path
 
 from perdure.app import App
 from perdure.context import current_run
-from perdure.demo import journal
+from perdure.demo import URL_VARIABLE, journal
 from perdure.demo.analysis import FileFacts, PackageFacts, analyse, combine, find_packages
 from perdure.step import step
-
-URL_VARIABLE = "PERDURE_DEMO_URL"
 
 app = App(os.environ.get(URL_VARIABLE, "sqlite:///demo.db"))
 
