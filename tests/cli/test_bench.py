@@ -19,7 +19,7 @@ SIZES = {
     "drain": "--runs 20 --concurrency 5 --steps 2 --children 2 --payload-bytes 9 --repeat 1",
     "latency": "--runs 5 --payload-bytes 9",
     "enqueue": "--runs 50 --single 5 --payload-bytes 9 --repeat 2",
-    "claim": "--claimed 100 --delayed 30 --finished 150 --other-queue 20 --runs 20 --batch 10 --repeat 2",
+    "claim": "--claimed 100 --delayed 30 --finished 150 --other-queue 20 --runs 20 --batch 10",
     "waiting": "--runs 30 --wakes 3",
     "lag": "--runs 100 --seconds 0.1",
 }

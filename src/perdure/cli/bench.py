@@ -98,9 +98,8 @@ def enqueue(url: str | None, as_json: bool, runs: int, single: int, payload_byte
 @_option("--delayed", 20_000, "Runs that are due tomorrow.", COUNT)
 @_option("--finished", 50_000, "Runs that have ended.", COUNT)
 @_option("--other-queue", 10_000, "Runs that are ready on another queue.", COUNT)
-@_option("--runs", 2_000, "Runs to claim in each round.")
+@_option("--runs", 10_000, "Runs to claim.")
 @_option("--batch", 50, "Runs to claim in one exchange, up to 64.")
-@_option("--repeat", 3, "Rounds; the median of all exchanges counts.")
 def claim(
     url: str | None,
     as_json: bool,
@@ -110,7 +109,6 @@ def claim(
     other_queue: int,
     runs: int,
     batch: int,
-    repeat: int,
 ) -> None:
     """What a claim costs beside runs that are none of its business, and without them."""
     from perdure.bench.claim import Noise, measure
@@ -119,9 +117,9 @@ def claim(
 
     async def compare(target: Target) -> Report:
         if not target.temporary:
-            return await measure(target, None, noise, runs, batch, repeat)
+            return await measure(target, None, noise, runs, batch)
         with open_target(None) as quiet:
-            return await measure(target, quiet, noise, runs, batch, repeat)
+            return await measure(target, quiet, noise, runs, batch)
 
     _report(url, as_json, compare)
 
