@@ -65,7 +65,7 @@ async def test_helpers_with_several_steps_each_survive_a_crash_at_any_point(expl
 
     @app.workflow
     async def flow() -> list[int]:
-        return await asyncio.gather(*(helper(n) for n in range(3)))
+        return list(await asyncio.gather(*(helper(n) for n in range(3))))
 
     (await explore(flow)).check()
 
@@ -80,7 +80,7 @@ async def test_helpers_with_waits_between_their_steps_survive_a_crash_at_any_poi
 
     @app.workflow
     async def flow() -> list[int]:
-        return await asyncio.gather(helper(3), helper(1), helper(2))
+        return [*await asyncio.gather(helper(3), helper(1), helper(2))]
 
     (await explore(flow)).check()
 
@@ -103,7 +103,7 @@ async def test_helpers_side_by_side_do_not_take_each_others_numbers(play: Play) 
 
     @app.workflow
     async def flow() -> list[list[str]]:
-        done = await asyncio.gather(helper("a", next(pauses)), helper("b", next(pauses)))
+        done = [*await asyncio.gather(helper("a", next(pauses)), helper("b", next(pauses)))]
         await gate.pass_through()
         return done
 
@@ -216,7 +216,8 @@ async def test_waits_and_steps_side_by_side_survive_a_crash_at_any_point(explore
 
     @app.workflow
     async def flow() -> list[object]:
-        return await asyncio.gather(sleep(timedelta(days=1)), wait_signal("go", int), double(1), child.run())
+        waits = sleep(timedelta(days=1)), wait_signal("go", int)
+        return [*await asyncio.gather(*waits, double(1), child.run())]
 
     (await explore(flow, signals=[("go", 3)])).check()
 

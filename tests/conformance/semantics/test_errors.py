@@ -223,7 +223,7 @@ async def test_failures_survive_a_crash_at_any_point(explore: Explore) -> None:
     @app.workflow
     async def flow() -> list[str]:
         seen: list[str] = []
-        for call in (lambda: fail("plain"), lambda: fail("keyword"), lambda: child.run()):
+        for call in (lambda: fail("plain"), lambda: fail("keyword"), child.run):
             try:
                 await call()
             except Exception as error:
