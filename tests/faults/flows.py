@@ -57,6 +57,12 @@ async def add(a: int, b: int) -> int:
 
 
 @step
+async def note(number: int) -> int:
+    _ran()
+    return number
+
+
+@step
 def double(a: int) -> int:
     _ran()
     time.sleep(_SLICE)
@@ -99,6 +105,13 @@ async def block(seconds: float, spin: bool) -> int:
     else:
         time.sleep(seconds)
     return os.getpid()
+
+
+@step
+def never_return() -> None:
+    _ran()
+    while True:
+        time.sleep(1)
 
 
 @step
@@ -163,6 +176,17 @@ class Flows:
             return value
 
         @app.workflow
+        async def long_past(steps: int) -> int:
+            """Has many small steps behind it, then waits at a gate."""
+            for number in range(steps):
+                await note(number)
+            return await hold("gate")
+
+        @app.workflow
+        async def deaf() -> None:
+            await never_return()
+
+        @app.workflow
         async def timed() -> int:
             """Sleeps, is tried again after a while, waits for a signal that comes late."""
             await sleep(0.5)
@@ -189,6 +213,8 @@ class Flows:
         self.blocking = blocking
         self.poison = poison
         self.working = working
+        self.long_past = long_past
+        self.deaf = deaf
         self.timed = timed
         self.asking = asking
         self.parked = parked

@@ -12,12 +12,15 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import perdure
 from faults.flows import GATES, LOG, Flows
 from perdure import App
 from perdure.model import RunQuery, RunRecord, State
+from perdure.stores.base import Store
+
+W = TypeVar("W")
 
 PATIENCE = 60.0
 """Seconds until a test that waits gives up: a guard against hanging, never a measure."""
@@ -143,7 +146,6 @@ class World:
         *,
         command: Sequence[str] | None = None,
         env: dict[str, str] | None = None,
-        user: int | None = None,
     ) -> Process:
         """Starts a process that knows the store, the log and the gates."""
         source = str(Path(perdure.__file__).parent.parent)
@@ -166,7 +168,6 @@ class World:
                     stdout=errors,
                     stderr=errors,
                     start_new_session=True,
-                    user=user,
                 )
             )
         finally:
@@ -197,6 +198,12 @@ class World:
     def open_gate(self, gate: str, process: Process | None = None) -> None:
         """Lets those pass that wait at a gate, in all processes or in one."""
         (self.gates / (gate if process is None else f"{gate}.{process.pid}")).touch()
+
+    async def behind(self, wrap: Callable[[Store], W]) -> W:
+        """Puts a wrapper around the store that the app in the test's process uses."""
+        wrapper = wrap(await self.app.client.store())
+        self.app.client._store = cast(Store, wrapper)
+        return wrapper
 
     async def close(self) -> None:
         for process in self.processes:
