@@ -95,6 +95,13 @@ def test_a_wrong_url_is_refused() -> None:
     assert "did you mean 'sqlite'" in result.output
 
 
+@pytest.mark.parametrize("name", ["latency", "claim", "waiting"])
+def test_a_store_in_memory_is_refused_where_it_cannot_be_measured(name: str) -> None:
+    result = CliRunner().invoke(cli, ["bench", name, "--url", "sqlite://"])
+    assert result.exit_code == 1
+    assert "name a file" in result.output
+
+
 def test_percentiles() -> None:
     values = list(range(1, 101))
     assert [percentile(values, percent) for percent in (0, 50, 99, 100)] == [1, 51, 100, 100]

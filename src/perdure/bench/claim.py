@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from perdure.bench.bare import DAY, BareWorker, Crowd, succeeded
 from perdure.bench.report import Report
-from perdure.bench.target import Target, new_queue
+from perdure.bench.target import Target, new_queue, refuse_memory
 from perdure.model import Start
 from perdure.stores import open_store
 from perdure.stores.base import CLAIM_LIMIT, Store
@@ -64,6 +64,7 @@ class Meter:
 async def measure(target: Target, quiet_target: Target | None, noise: Noise, runs: int, batch: int) -> Report:
     """Measures beside the noise and without it: in turns, one exchange here and one there, when there is another, empty
     store to compare with; else first without and then beside it."""
+    refuse_memory(target)
     batch = min(batch, CLAIM_LIMIT)
     exchanges = max(1, runs // batch)
     warm_up = max(1, exchanges // 10)
