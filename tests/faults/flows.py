@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 
-from perdure import App, Retry, Run, Workflow, current_run, sleep, step, wait_signal
+from perdure import App, Retry, Run, Workflow, current_run, sleep, sleep_until, step, wait_signal
 
 LOG = "FAULTS_LOG"
 """The environment variable with the log's path."""
@@ -199,13 +200,12 @@ class Flows:
             return [await wait_signal("number", int) for _ in range(3)]
 
         @app.workflow
-        async def parked(until: float, name: str) -> str:
-            """Away until a time (seconds since the epoch), or until a signal when that is 0."""
-            if until:
-                await sleep(max(0.0, until - await now()))
-            else:
-                await wait_signal("wake")
-            return name
+        async def parked(until: datetime | None) -> str:
+            """Away until a time, or until a signal."""
+            if until is None:
+                return await wait_signal("wake", str)
+            await sleep_until(until)
+            return "slept"
 
         self.leaf: Workflow[[int], int] = leaf
         self.journey: Workflow[[int], int] = journey
@@ -218,11 +218,6 @@ class Flows:
         self.timed = timed
         self.asking = asking
         self.parked = parked
-
-
-@step
-async def now() -> float:
-    return time.time()
 
 
 def journey_result(n: int) -> int:
