@@ -255,7 +255,12 @@ class Execution:
         """Learns of a task of the user's own making, so that it ends with the run."""
         if task is not None and task is not self.task and task not in self.tasks:
             self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            task.add_done_callback(self._untrack)
+
+    def _untrack(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if (self.over or self._closing) and not task.cancelled():
+            task.exception()  # nobody asks for it when the run has ended, or goes on elsewhere or later
 
     def saw(self, seen: Seen) -> None:
         """A watched wait is true."""
@@ -450,6 +455,7 @@ class Execution:
     async def wait(self, wait: Wait) -> Seen | None:
         """Waits until the condition is true, or (None) its time is over. The run may be parked meanwhile."""
         await self.live()
+        self.track(asyncio.current_task())
         future: asyncio.Future[Seen | None] = self.runtime.loop.create_future()
         self._waits[wait.key] = (wait, future)
         alarm = None if wait.at is None else self.runtime.clock.call_at(wait.at, lambda: _ring(future))
