@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from datetime import timedelta
 
 import pytest
@@ -296,6 +297,30 @@ async def test_a_wait_that_loses_a_race_leaves_no_trace(play: Play, explore: Exp
         await sandbox.advance(days=2)
         assert [await timely.result(), await late.result()] == ["reply", "timer"]
     (await explore(flow, signals=[("reply", "here")])).check()
+
+
+async def test_tasks_of_a_run_that_is_put_away_end_without_a_word(play: Play) -> None:
+    app, complaints = new_app(), list[str]()
+
+    @app.workflow
+    async def flow() -> str:
+        async def helper() -> str:
+            return await wait_signal("go", str)
+
+        tasks = [asyncio.ensure_future(helper()), asyncio.ensure_future(sleep(60))]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return str(done.pop().result())
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        assert await state(run) == "waiting"
+        gc.collect()
+        await run.signal("go", "went")
+        assert await run.result() == "went"
+    gc.collect()
+    assert complaints == []
 
 
 async def test_more_steps_than_slots_run_side_by_side(play: Play) -> None:
