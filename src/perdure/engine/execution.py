@@ -39,8 +39,8 @@ end may take a few turns (a lock, a queue, a task group) to become another one's
 _REPLAY_PATIENCE = 1.0
 """Seconds that replay may take to come to something new when the run is to be cancelled there."""
 
-_LIVE: Millis = 2**63
-"""When an outcome came about that is new: after all that is replayed."""
+_NEW = 2**63
+"""The position of an outcome that has just come about, after all that is replayed."""
 
 _DEADLINE = "deadline"
 
@@ -338,7 +338,7 @@ class Execution:
         heapq.heappush(self._arriving, (when, position, self._arrived, future))
         if not self._turning:
             self._turning = True
-            self.runtime.loop.call_soon(self._next_turn, _QUIET if self._active > 1 else 0)
+            self.runtime.loop.call_soon(self._next_turn, _QUIET if self._active > 1 and position != _NEW else 0)
         await future
 
     def _next_turn(self, loops: int) -> None:
@@ -360,7 +360,7 @@ class Execution:
         if checkpoint.outcome is not Outcome.OPEN:
             self.progressed = True
             if self._active > 1 or self._turning:
-                await self._in_turn(_LIVE)
+                await self._in_turn(self.now(), _NEW)
 
     def save_soon(self, checkpoint: Checkpoint) -> None:
         """Has a checkpoint written with the next exchange, at the latest with the settle of this claim."""
