@@ -159,6 +159,37 @@ async def test_who_was_first_stays_first(play: Play, how: str) -> None:
         assert orders == [["c", "a", "b"]] * 2
 
 
+async def test_waits_that_end_together_are_told_apart_the_same_on_replay(play: Play) -> None:
+    app, slow, end, seen = new_app(), Gate(), Gate(), list[int]()
+
+    @step
+    async def hang(gate: str) -> None:
+        await {"slow": slow, "end": end}[gate].pass_through()
+
+    @app.workflow
+    async def flow() -> None:
+        held = asyncio.ensure_future(hang("slow"))  # so that the sleeps end in memory
+        sleeps = [asyncio.ensure_future(sleep(60)) for _ in range(2)]
+        done, _ = await asyncio.wait(sleeps, return_when=asyncio.FIRST_COMPLETED)
+        seen.append(len(done))
+        await held
+        await hang("end")
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await slow.reached()
+        while len(await keys(run)) < 2:
+            await asyncio.sleep(0)
+        await sandbox.advance(60, settle=False)
+        slow.open()
+        await end.reached()
+        await replay(sandbox)
+        await end.reached(2)
+        end.open()
+        await run.result()
+        assert seen == [1, 1]
+
+
 async def test_a_failure_waits_for_the_checkpoints_of_those_beside_it(play: Play) -> None:
     app, gate = new_app(), Gate()
 
