@@ -184,7 +184,7 @@ class Reference:
         if blamed and chosen.wake_at is not None:
             now = self.clock.now()
             assert now <= chosen.wake_at <= now + crash_backoff(run.shown.crashes)
-            run.shown.state, run.shown.wake_at = State.SCHEDULED, chosen.wake_at
+            run.shown.state, run.shown.wake_at, run.shown.body = State.SCHEDULED, chosen.wake_at, chosen.body
 
     def retire(self, worker: int) -> None:
         del self.workers[worker]
@@ -392,7 +392,7 @@ class Reference:
     def _end(self, run: Run, state: State, body: str | None) -> None:
         self._queue(run)
         run.shown.state, run.shown.body, run.shown.finished_at = state, body, self.clock.now()
-        run.shown.cancelling = None
+        run.shown.cancelling = run.parked_for = None
         for other in self.runs.values():
             if any(wait.what == WaitFor.RUN and wait.target == run.id for wait in other.shown.waits):
                 self._queue(other)
