@@ -296,6 +296,7 @@ class Execution:
 
     async def saved(self, key: str, kind: Kind, digest: str = "") -> Checkpoint | None:
         """The checkpoint of an earlier attempt under that key; `ArgumentsChanged` if it stands for something else."""
+        self.track(asyncio.current_task())
         await self.check()
         found = self.history.take(key)
         if found is None and not self.history.complete:
@@ -455,7 +456,6 @@ class Execution:
     async def wait(self, wait: Wait) -> Seen | None:
         """Waits until the condition is true, or (None) its time is over. The run may be parked meanwhile."""
         await self.live()
-        self.track(asyncio.current_task())
         future: asyncio.Future[Seen | None] = self.runtime.loop.create_future()
         self._waits[wait.key] = (wait, future)
         alarm = None if wait.at is None else self.runtime.clock.call_at(wait.at, lambda: _ring(future))
