@@ -146,9 +146,9 @@ def test_after_a_fork_the_child_has_a_loop_of_its_own() -> None:
     async def pid() -> int:
         return os.getpid()
 
-    assert portal.run(pid()) == os.getpid()
+    assert portal.drive(pid()) == os.getpid()
     child = os.fork()
     if child == 0:
-        os._exit(0 if portal.run(pid()) == os.getpid() else 1)
+        os._exit(0 if portal.drive(pid()) == os.getpid() else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0

@@ -43,7 +43,7 @@ async def test_a_task_counts_for_itself() -> None:
         return keys
 
     assert here.key("a") == "a"
-    assert await asyncio.gather(two(), two()) == [["~1/a", "~1/a#2"], ["~2/a", "~2/a#2"]]
+    assert await asyncio.gather(two(), two()) == [["~two/a", "~two/a#2"], ["~two#2/a", "~two#2/a#2"]]
     assert scope_needed("it").key("a") == "a#2"
 
 
@@ -59,7 +59,10 @@ async def test_tasks_of_tasks_are_told_apart_and_all_are_known_to_the_execution(
         return list(await asyncio.gather(inner(), inner()))
 
     tasks = [asyncio.create_task(outer()) for _ in range(2)]
-    assert await asyncio.gather(*tasks) == [["~1/~1/a", "~1/~2/a"], ["~2/~1/a", "~2/~2/a"]]
+    assert await asyncio.gather(*tasks) == [
+        ["~outer/~inner/a", "~outer/~inner#2/a"],
+        ["~outer#2/~inner/a", "~outer#2/~inner#2/a"],
+    ]
     assert set(tasks) < set(execution.tracked) and len(execution.tracked) == 6
 
 

@@ -429,7 +429,7 @@ class Execution:
         future.add_done_callback(_noticed)  # of a thread that outlives its execution nobody asks for the outcome
         return future
 
-    def wait_from_thread(self, work: Coroutine[Any, Any, T]) -> T:
+    def drive(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a step or a wait for sync code of this run, which blocks until it is over."""
         if self.over:
             work.close()

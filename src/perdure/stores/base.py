@@ -190,6 +190,8 @@ class Registration(Struct, kw_only=True):
 
 
 class Severity(StrEnum):
+    """How bad a finding is."""
+
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
@@ -332,7 +334,7 @@ class Store(Protocol):
         ...
 
     async def bury(self, name: str) -> int:
-        """Like `reclaim`, for one incarnation that its supervisor saw die, whatever its lease; returns how many runs."""
+        """Like `reclaim`, for one incarnation that its supervisor saw die, whatever its lease; returns how many."""
         ...
 
     async def retire(self, worker: int) -> None:

@@ -177,10 +177,10 @@ class Sandbox:
             await client.close()
 
     def __enter__(self) -> Self:
-        return PORTAL.run(self.__aenter__())
+        return PORTAL.drive(self.__aenter__())
 
     def __exit__(self, *_: object) -> None:
-        PORTAL.run(self.__aexit__())
+        PORTAL.drive(self.__aexit__())
 
     def stirred(self) -> None:
         """Something has happened: whoever waits for quiet looks again."""
