@@ -195,8 +195,9 @@ async def test_one_bad_item_fails_alone(bench: Bench) -> None:
     with pytest.raises(StoreError, match="too large"):
         await futures[2]
     # The run whose outcome can't be kept fails, with an outcome that can.
-    while not (found := [s for each in bench.store.exchanges for s in each.settles if s.to is To.FAILED]):
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while not (found := [s for each in bench.store.exchanges for s in each.settles if s.to is To.FAILED]):
+            await asyncio.sleep(0)
     assert found[0].token == bad_settle and "too large" in (found[0].body or "")
     assert unlucky.told == ["lost"]
     alone = [each.settles[0].token for each in bench.store.exchanges if len(each.settles) == 1]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from faults.kit import World, until
+from faults.kit import PATIENCE, World, until
 from perdure.errors import PerdureError, StoreError
 from perdure.model import State
 
@@ -27,7 +27,8 @@ async def test_a_worker_serves_from_the_event_loop_of_a_thread(world: World) -> 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        results = await asyncio.gather(*(world.flows.leaf.run(number) for number in range(20)))
+        async with asyncio.timeout(PATIENCE):
+            results = await asyncio.gather(*(world.flows.leaf.run(number) for number in range(20)))
         assert results == list(range(1, 21))
     finally:
         ended.set()
@@ -67,7 +68,8 @@ async def test_a_worker_is_started_again_after_it_was_stopped(world: World) -> N
     worker = world.app.worker(grace=5)
     for number in range(3):
         async with worker:
-            assert await world.flows.leaf.run(number) == number + 1
+            async with asyncio.timeout(PATIENCE):
+                assert await world.flows.leaf.run(number) == number + 1
         assert await world.no_workers()
     async with worker:
         with pytest.raises(PerdureError, match="started already"):

@@ -88,7 +88,8 @@ async def test_after_an_outage_longer_than_the_lease_the_runs_go_on_once_more(wo
         assert await run.result(timeout=30) == other.pid
         other.terminate()
         await other.ended()
-        assert await world.flows.leaf.run(1) == 2  # by the late worker, under a new incarnation
+        again = await world.flows.leaf.start(1)
+        assert await again.result(timeout=30) == 2  # by the late worker, under a new incarnation
 
 
 async def test_replay_waits_for_a_store_that_is_away(world: World, switched: Switched) -> None:
@@ -133,7 +134,8 @@ async def test_a_worker_does_not_start_on_a_store_that_is_away(world: World, swi
         await worker.start()
     switched.again()
     async with worker:
-        assert await world.flows.leaf.run(1) == 2
+        run = await world.flows.leaf.start(1)
+        assert await run.result(timeout=30) == 2
 
 
 @pytest.mark.parametrize("verb", ["subscribe", "ended", "load"])

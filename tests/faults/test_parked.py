@@ -129,7 +129,8 @@ async def test_a_hundred_thousand_parked_runs_cost_nothing_and_wake_in_time(worl
     await until(lambda: still_waiting(world, TIMERS), "the many begin to be woken")
     while (left := await waiting(world)) > SIGNALS:
         asked = time.monotonic()
-        await world.flows.leaf.options(priority=-1).run(1)
+        run = await world.flows.leaf.options(priority=-1).start(1)
+        await run.result(timeout=30)
         assert time.monotonic() - asked < 10
         beside += await waiting(world) > SIGNALS
     assert beside >= 3, f"{left} were woken in steps that are too large"
