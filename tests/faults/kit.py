@@ -6,9 +6,11 @@ import asyncio
 import inspect
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -133,6 +135,7 @@ class World:
         self.log = Log(directory / "log")
         self.gates = directory / "gates"
         self.gates.mkdir()
+        self._temporary = tempfile.mkdtemp(prefix="pf-")  # a short path, as sockets have; the killed leave theirs there
         self.app = App(url)
         self.flows = Flows(self.app)
         self.processes: list[Process] = []
@@ -152,6 +155,7 @@ class World:
         paths = [source, *filter(None, [(env or {}).get("PYTHONPATH")])]
         environment = {
             **os.environ,
+            "TMPDIR": self._temporary,
             **(env or {}),
             "PYTHONPATH": os.pathsep.join(reversed(paths)),
             "FAULTS_URL": self.url,
@@ -211,6 +215,7 @@ class World:
                 process.thaw()
                 process.kill()
         await self.app.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     # --- what is in the store
 
