@@ -166,14 +166,16 @@ class Reference:
             runs = self.owned(number)
             taken += len(runs)
             most = max((run.shown.crashes for run in runs), default=0)
+            blamed = [run for run in runs if run.shown.crashes == most]
             for run in runs:
-                self._crash(run, run.shown.crashes == most, chosen[run.id])
+                self._crash(run, len(blamed) if run in blamed else 0, chosen[run.id])
         return taken
 
-    def _crash(self, run: Run, blamed: bool, chosen: RunRecord) -> None:
+    def _crash(self, run: Run, blamed: int, chosen: RunRecord) -> None:
+        """`blamed` is how many runs share the blame with this one; 0 when it has none."""
         run.owner = run.token = run.shown.worker = None
-        run.shown.crashes += blamed
-        if run.shown.crashes >= run.max_crashes:
+        run.shown.crashes += blamed > 0
+        if blamed and run.shown.crashes >= run.max_crashes * (1 if blamed == 1 else 4):
             assert 0 <= chosen.attempt - run.shown.attempt <= 1
             run.shown.attempt = chosen.attempt
             self._end(run, State.FAILED, poisoned(run.shown.crashes))

@@ -320,9 +320,10 @@ class Store(Protocol):
     # --- workers
 
     async def register(self, worker: Registration) -> int:
-        """Begins an incarnation, with a lease from now; returns its id, which is never used again. A repeat after a lost
-        reply begins another one of the same name, which `bury` takes along. From then on its
-        exchanges claim runs of its workflows on its queues, and of nothing else."""
+        """Begins an incarnation, with a lease from now; returns its id, which is never used again. From then on its
+        exchanges claim runs of its workflows on its queues, and of nothing else.
+
+        A repeat after a lost reply begins another one of the same name, which `bury` takes along."""
         ...
 
     def keeper(self, worker: int, lease: Millis) -> Keeper: ...
@@ -334,10 +335,8 @@ class Store(Protocol):
     async def reclaim(self) -> int:
         """Takes back the runs of incarnations whose lease has ended, and forgets these; returns how many runs.
 
-        Each such run is `queued` in its old place with `attempt` one up and `cut_off` set. The blame goes to the runs
-        that have the most crashes among those of the same dead worker: theirs counts one up, so that one that kills
-        its worker again and again soon stands alone. From the second crash on, such a run backs off for a random
-        time up to `crash_backoff(crashes)`; at its `max_crashes` it ends as failed (`poisoned` makes the error)."""
+        Each such run is `queued` in its old place with `attempt` one up and `cut_off` set, or backs off, or ends as
+        failed, as `perdure.blame.judge` decides (`poisoned` makes the error)."""
         ...
 
     async def bury(self, name: str) -> int:
