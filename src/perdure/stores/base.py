@@ -81,8 +81,8 @@ class Settle(Struct, omit_defaults=True):
 
 
 class Save(Struct, omit_defaults=True):
-    """A checkpoint to be kept, replacing what was kept under its key, unless the claim owns the run no more. It gets the
-    next position of the run, also when it replaces one: what completes later is replayed later.
+    """A checkpoint to be kept, replacing what was kept under its key, unless the claim owns the run no more. It gets
+    the next position of the run, also when it replaces one: what completes later is replayed later.
 
     `consumes` is the position of the signal that it takes with it, `starts` the child run that it makes: both happen
     in the same transaction or not at all. A child whose id exists is left as it is. A save that completes (outcome
@@ -108,8 +108,8 @@ class Exchange(Struct, omit_defaults=True):
     """All that a worker has to say when it wakes. The parts take effect in this order, in one transaction:
     saves, settles, due timers and deadlines (a bounded number), claims.
 
-    A run whose deadline is due ends as failed (`deadline_exceeded`) if it isn't running, else it is to be cancelled with
-    the reason "deadline"; its descendants are cancelled. One that is being cancelled already is left to that.
+    A run whose deadline is due ends as failed (`deadline_exceeded`) if it isn't running, else it is to be cancelled
+    with the reason "deadline"; its descendants are cancelled. One that is being cancelled already is left to that.
 
     `serial` counts the exchanges of an incarnation. A repeated one (`repeated`, after an error that leaves open
     whether it took effect) bears the serial of the first and gets the same claims.
@@ -277,16 +277,17 @@ class Store(Protocol):
     async def cancel(self, run_id: str, reason: str, *, children: bool = True) -> State:
         """Ends a run that is not running, now; asks for the end of one that is. Returns the state that it has now.
 
-        Its descendants follow, unless `children` is False. A run that has ended stays as it is, and its live descendants
-        follow all the same. The outcome of a cancelled run is the reason, as a JSON string. Raises `RunNotFound`."""
+        Its descendants follow, unless `children` is False. A run that has ended stays as it is, and its live
+        descendants follow all the same. The outcome of a cancelled run is the reason, as a JSON string. Raises
+        `RunNotFound`."""
         ...
 
     async def retry(self, run_id: str, *, from_key: str | None = None) -> None:
         """Queues a failed or cancelled run once more: attempt one up, crashes 0, no deadline; error checkpoints are
         cleared. With `from_key`, also one that succeeded, and that checkpoint and all after it are cleared.
 
-        Raises `RunNotFound`, `RunNotEnded` (also for one that succeeded, without `from_key`), or `CheckpointNotFound`.
-        The one verb of a client that is not safe to repeat blindly: a repeat after a lost reply raises `RunNotEnded`."""
+        Raises `RunNotFound`, `RunNotEnded` (also for one that succeeded, without `from_key`), `CheckpointNotFound`.
+        The one verb of a client that is not safe to repeat blindly: after a lost reply it raises `RunNotEnded`."""
         ...
 
     async def load(self, run_id: str) -> RunRecord | None: ...
