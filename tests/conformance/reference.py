@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from conformance.kit import ManualClock
 from perdure.model import (
+    DEADLINE_PASSED,
+    PARENT_DEADLINE_PASSED,
     Arrived,
     Checkpoint,
     Ended,
@@ -29,7 +31,7 @@ from perdure.model import (
     deadline_exceeded,
     poisoned,
 )
-from perdure.stores.base import CLAIM_LIMIT, Claim, Exchange, Exchanged, Registration, Save, Settle, To
+from perdure.stores.base import CLAIM_LIMIT, Cancelling, Claim, Exchange, Exchanged, Registration, Save, Settle, To
 
 ENDS = {To.SUCCEEDED: State.SUCCEEDED, To.FAILED: State.FAILED, To.CANCELLED: State.CANCELLED}
 
@@ -48,6 +50,8 @@ class Run:
     token: int | None = None
     settled: list[int] = field(default_factory=list[int])
     cut_off: bool = False
+    overdue: bool = False
+    """Whether it is being cancelled for its deadline."""
     parked_for: list[str] | None = None
     """The runs whose ends the next claim brings, when the run was parked."""
 
@@ -122,7 +126,8 @@ class Reference:
 
     def _stop(self, run: Run, reason: str) -> None:
         if run.shown.state == State.RUNNING:
-            run.shown.cancelling = run.shown.cancelling or reason
+            if run.shown.cancelling is None:
+                run.shown.cancelling, run.overdue = reason, False
         elif not run.shown.state.final:
             self._end(run, State.CANCELLED, None)
 
@@ -209,7 +214,11 @@ class Reference:
         assert not reply.gone
         assert refused <= set(reply.refused) <= refused | repeated
         owned = {run.token: run for run in self.owned(said.worker)}
-        assert {token for token, _ in reply.cancelled} == {t for t, run in owned.items() if run.shown.cancelling}
+        assert dict(reply.cancelled) == {
+            token: Cancelling(run.shown.cancelling, deadline=run.overdue)
+            for token, run in owned.items()
+            if run.shown.cancelling is not None
+        }
         for watch in said.watches:
             seen = [each for each in reply.seen if (each.token, each.key) == (watch.token, watch.wait.key)]
             true = watch.token not in refused and self._true(owned[watch.token], watch.wait)
@@ -319,11 +328,13 @@ class Reference:
         late = [run for run in self.runs.values() if run.shown.deadline is not None and run.shown.deadline <= now]
         late = [run for run in late if not run.shown.state.final and not run.shown.cancelling]
         for run in late:
-            if run.shown.state != State.RUNNING:
+            if run.shown.state == State.RUNNING:
+                run.shown.cancelling, run.overdue = DEADLINE_PASSED, True
+            else:
                 self._end(run, State.FAILED, deadline_exceeded())
         for run in late:
             for each in self._family(run.id):
-                self._stop(each, "deadline")
+                self._stop(each, PARENT_DEADLINE_PASSED)
 
     def next_at(self) -> Millis | None:
         live = [run.shown for run in self.runs.values() if not run.shown.state.final]
@@ -353,7 +364,8 @@ class Reference:
         shown = run.shown
         assert (claim.workflow, claim.input, claim.attempt) == (shown.workflow, shown.input, shown.attempt)
         assert (claim.crashes, claim.created_at, claim.deadline) == (shown.crashes, shown.created_at, shown.deadline)
-        assert (claim.parent, bool(claim.cancelling)) == (shown.parent, bool(shown.cancelling))
+        why = None if shown.cancelling is None else Cancelling(shown.cancelling, deadline=run.overdue)
+        assert (claim.parent, claim.cancelling) == (shown.parent, why)
         assert claim.cut_off == run.cut_off
         assert claim.signals == run.signals
         self.check_history(run, claim.checkpoints)
@@ -406,7 +418,7 @@ def _comparable(run: RunRecord) -> RunRecord:
         run,
         position=0,
         held=None,
-        cancelling="yes" if run.cancelling and not run.state.final else None,
+        cancelling=None if run.state.final else run.cancelling,
         waits=sorted(run.waits, key=lambda wait: wait.key),
         body=run.body if run.state.final or run.state == State.SCHEDULED else None,
     )

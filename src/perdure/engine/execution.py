@@ -24,8 +24,20 @@ from perdure.errors import (
     DefinitionError,
 )
 from perdure.failures import encode_failure
-from perdure.model import Checkpoint, Ended, Json, Kind, Millis, Outcome, Start, Wait, WaitFor, deadline_exceeded
-from perdure.stores.base import Claim, Save, Seen, Settle, To, Watch
+from perdure.model import (
+    DEADLINE_PASSED,
+    Checkpoint,
+    Ended,
+    Json,
+    Kind,
+    Millis,
+    Outcome,
+    Start,
+    Wait,
+    WaitFor,
+    deadline_exceeded,
+)
+from perdure.stores.base import Cancelling, Claim, Save, Seen, Settle, To, Watch
 
 if TYPE_CHECKING:
     from perdure.engine.worker import Runtime
@@ -41,8 +53,6 @@ _REPLAY_PATIENCE = 1.0
 
 _NEW = 2**63
 """The position of an outcome that has just come about, after all that is replayed."""
-
-_DEADLINE = "deadline"
 
 _NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError)
 
@@ -102,7 +112,9 @@ class Execution:
         scope = Scope(self, asyncio.current_task() if self.definition.is_async else None)
         enter(scope)
         if self.claim.deadline is not None:
-            self._deadline = self.runtime.clock.call_at(self.claim.deadline, lambda: self.cancel(_DEADLINE))
+            self._deadline = self.runtime.clock.call_at(
+                self.claim.deadline, lambda: self.cancel(Cancelling(DEADLINE_PASSED, deadline=True))
+            )
         try:
             settle = await self._attempt(scope)
             self._closing = True
@@ -179,9 +191,10 @@ class Execution:
         )
 
     def _cancelled(self) -> Settle:
-        if self.cancelling == _DEADLINE:
+        if self.cancelling is not None and self.cancelling.deadline:
             return self._settle(To.FAILED, deadline_exceeded())
-        return self._settle(To.CANCELLED, encode(self.cancelling, "the reason", self.runtime.max_value_bytes))
+        reason = None if self.cancelling is None else self.cancelling.reason
+        return self._settle(To.CANCELLED, encode(reason, "the reason", self.runtime.max_value_bytes))
 
     def _settle(self, to: To, body: Json) -> Settle:
         return Settle(self.claim.ref, self.token, to, body)
@@ -199,7 +212,7 @@ class Execution:
 
     # --- what others ask of it
 
-    def cancel(self, reason: str) -> None:
+    def cancel(self, cancelling: Cancelling) -> None:
         """Has the run's code cancelled, once; async code may clean up, sync code sees `cancelling`.
 
         While the code replays it is where the run has been long ago: it is cancelled when it comes to something new,
@@ -208,15 +221,15 @@ class Execution:
         if self.over or self._delivered:
             return
         if self.cancelling is None:
-            self.cancelling = reason
+            self.cancelling = cancelling
         if self._replaying:
             self._replaying = False
-            self.runtime.loop.call_later(_REPLAY_PATIENCE, self.cancel, reason)
+            self.runtime.loop.call_later(_REPLAY_PATIENCE, self.cancel, cancelling)
             return
         self._deliver()
 
     def _deliver(self) -> None:
-        reason = self.cancelling
+        reason = None if self.cancelling is None else self.cancelling.reason
         self._delivered = True
         self.task.cancel(reason)
         for task in self.tasks:
@@ -437,7 +450,7 @@ class Execution:
         if self._delivered and not self._thread_told:
             self._thread_told = True
             work.close()
-            raise asyncio.CancelledError(self.cancelling)
+            raise asyncio.CancelledError(self.cancelling.reason if self.cancelling else None)
         future = asyncio.run_coroutine_threadsafe(self._tracked(work), self.runtime.loop)
         try:
             return future.result()
@@ -445,7 +458,7 @@ class Execution:
             if self.over:
                 raise Halt from None
             self._thread_told = True
-            raise asyncio.CancelledError(self.cancelling) from None
+            raise asyncio.CancelledError(self.cancelling.reason if self.cancelling else None) from None
 
     async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
         self.track(asyncio.current_task())

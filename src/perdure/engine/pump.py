@@ -17,7 +17,7 @@ from perdure.engine.halt import Halt
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.failures import encode_failure
 from perdure.model import Millis
-from perdure.stores.base import Claim, Exchange, Exchanged, Save, Seen, Settle, Store, To, Watch
+from perdure.stores.base import Cancelling, Claim, Exchange, Exchanged, Save, Seen, Settle, Store, To, Watch
 
 logger = logging.getLogger("perdure.worker")
 
@@ -44,7 +44,7 @@ class Owner(Protocol):
     @property
     def token(self) -> int: ...
     def lost(self) -> None: ...
-    def cancel(self, reason: str) -> None: ...
+    def cancel(self, cancelling: Cancelling) -> None: ...
     def saw(self, seen: Seen) -> None: ...
 
 
@@ -266,9 +266,9 @@ class Pump:
         for token in refused:
             if owner := self.owners.get(token):
                 owner.lost()
-        for token, reason in reply.cancelled:
+        for token, cancelling in reply.cancelled:
             if owner := self.owners.get(token):
-                owner.cancel(reason)
+                owner.cancel(cancelling)
         for seen in reply.seen:
             if owner := self.owners.get(seen.token):
                 owner.saw(seen)

@@ -85,8 +85,9 @@ class Save(Struct, omit_defaults=True):
     the next position of the run, also when it replaces one: what completes later is replayed later.
 
     `consumes` is the position of the signal that it takes with it, `starts` the child run that it makes: both happen
-    in the same transaction or not at all. A child whose id exists is left as it is. A save that completes (outcome
-    `OK` or `ERROR`) sets the run's crash count back to nothing: it made progress.
+    in the same transaction or not at all. A child whose id exists is left as it is, and told of in
+    `Exchanged.existed`; where that is a run of another workflow or input, the checkpoint is not kept either. A save
+    that completes (outcome `OK` or `ERROR`) sets the run's crash count back to nothing: it made progress.
     """
 
     ref: Ref
@@ -109,7 +110,8 @@ class Exchange(Struct, omit_defaults=True):
     saves, settles, due timers and deadlines (a bounded number), claims.
 
     A run whose deadline is due ends as failed (`deadline_exceeded`) if it isn't running, else it is to be cancelled
-    with the reason "deadline"; its descendants are cancelled. One that is being cancelled already is left to that.
+    with `Cancelling.deadline` set, and fails then. Its descendants are cancelled, whatever their state, for
+    `PARENT_DEADLINE_PASSED`. One that is being cancelled already is left to that.
 
     `serial` counts the exchanges of an incarnation. A repeated one (`repeated`, after an error that leaves open
     whether it took effect) bears the serial of the first and gets the same claims.
@@ -124,6 +126,14 @@ class Exchange(Struct, omit_defaults=True):
     slots: int = 0
     """How many runs it has room for; the store claims at most `CLAIM_LIMIT` of them."""
     watches: list[Watch] = []
+
+
+class Cancelling(Struct, omit_defaults=True):
+    """Why an owned run is to be cancelled. `deadline` says that its own deadline passed: it ends as failed then. The
+    reason is a text for people, and whoever cancels may choose any."""
+
+    reason: str
+    deadline: bool = False
 
 
 class Claim(Struct):
@@ -142,7 +152,7 @@ class Claim(Struct):
     created_at: Millis
     deadline: Millis | None
     parent: str | None
-    cancelling: str | None
+    cancelling: Cancelling | None
     checkpoints: list[Checkpoint]
     """The first `PAGE` of them, in order of position."""
     signals: list[Arrived]
@@ -163,6 +173,18 @@ class Seen(Struct):
     ended: Ended | None = None
 
 
+class Existed(Struct):
+    """A child start, by the key of its checkpoint, whose id was there: `same` is that of `Started`.
+
+    If it is False the checkpoint was not kept: the next attempt comes to the same answer. In the reply to a repeated
+    exchange a child that the first one made may be among these, as `same`."""
+
+    token: int
+    key: str
+    id: str
+    same: bool
+
+
 class Exchanged(Struct):
     """The reply to an exchange."""
 
@@ -170,8 +192,8 @@ class Exchanged(Struct):
     claims: list[Claim]
     refused: list[int]
     """Tokens in `saves`, `settles` or `watches` that own their run no more; none of their writes took effect."""
-    cancelled: list[tuple[int, str]]
-    """Token and reason of owned runs that somebody wants cancelled; repeated in each reply until they settle."""
+    cancelled: list[tuple[int, Cancelling]]
+    """Owned runs, by token, that are to be cancelled; repeated in each reply until they settle."""
     seen: list[Seen]
     next_at: Millis | None
     """When the next timer or deadline is due; None when there is none."""
@@ -179,6 +201,8 @@ class Exchanged(Struct):
     """Whether more runs are ready for this worker (or more timers due) than this exchange could take."""
     gone: bool = False
     """The store does not know this incarnation: it was declared dead, or retired. It owns nothing and got nothing."""
+    existed: list[Existed] = []
+    """Children of `saves` that were there already."""
 
 
 class Registration(Struct, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from perdure.errors import CheckpointNotFound, RunEnded, RunNotEnded, RunNotFound
-from perdure.model import Json, Signal, State, deadline_exceeded
+from perdure.model import DEADLINE_PASSED, PARENT_DEADLINE_PASSED, Json, Signal, State, deadline_exceeded
 from perdure.stores.base import Topic
 from perdure.stores.sqlite.enqueue import encode
 from perdure.stores.sqlite.executor import Transaction
@@ -13,9 +13,6 @@ from perdure.stores.sqlite.sql import load
 
 _SQL = load("control")
 _Tree = msgspec.json.Decoder(list[tuple[int, int]])
-
-DEADLINE = "deadline"
-"""The reason of a cancellation that a deadline asks for."""
 
 
 def deliver(transaction: Transaction, signal: Signal) -> None:
@@ -45,12 +42,13 @@ def cancel(transaction: Transaction, run_id: str, reason: str, *, children: bool
 def expire(transaction: Transaction, overdue: str) -> None:
     """Ends runs (a JSON list of their numbers) whose deadline has passed as failed, where they are not running.
 
-    Those that are running are asked to end, and what descends from either kind is cancelled.
+    Those that are running are asked to end, and what descends from either kind is cancelled, whatever its state.
     """
     idle, running = _tree(transaction, overdue, children=False)
     descend = encode(idle + running)
     _end(transaction, idle, State.FAILED, deadline_exceeded())
-    _stop(transaction, descend, DEADLINE, children=True)
+    _ask(transaction, running, DEADLINE_PASSED, overdue=True)
+    _stop(transaction, descend, PARENT_DEADLINE_PASSED, children=True)
 
 
 def retry(transaction: Transaction, run_id: str, from_key: str | None) -> None:
@@ -82,8 +80,12 @@ def _run(transaction: Transaction, run_id: str) -> tuple[int, State]:
 def _stop(transaction: Transaction, roots: str, reason: str, *, children: bool) -> None:
     idle, running = _tree(transaction, roots, children=children)
     _end(transaction, idle, State.CANCELLED, encode(reason))
+    _ask(transaction, running, reason)
+
+
+def _ask(transaction: Transaction, running: list[int], reason: str, *, overdue: bool = False) -> None:
     if running:
-        transaction.change(_SQL["ask"], {"runs": encode(running), "reason": reason})
+        transaction.change(_SQL["ask"], {"runs": encode(running), "reason": reason, "overdue": overdue})
         transaction.tell.add(Topic.WORK)
 
 

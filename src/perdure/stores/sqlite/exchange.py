@@ -8,7 +8,19 @@ from typing import Any
 import msgspec
 
 from perdure.model import Millis
-from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Exchange, Exchanged, Save, Seen, Settle, Topic
+from perdure.stores.base import (
+    CLAIM_BYTES,
+    CLAIM_LIMIT,
+    PAGE,
+    Cancelling,
+    Claim,
+    Exchange,
+    Exchanged,
+    Save,
+    Seen,
+    Settle,
+    Topic,
+)
 from perdure.stores.sqlite.control import expire
 from perdure.stores.sqlite.enqueue import encode, enqueue
 from perdure.stores.sqlite.executor import Transaction
@@ -22,7 +34,7 @@ _SQL = load("exchange")
 _LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD = 1, 2, 4, 8, 16
 
 _Flags = msgspec.json.Decoder(list[tuple[int, int]])
-_Cancelled = msgspec.json.Decoder(list[tuple[int, str]])
+_Cancelled = msgspec.json.Decoder(list[tuple[int, Cancelling]])
 _Claims = msgspec.json.Decoder(list[Claim])
 _Numbers = msgspec.json.Decoder(list[int])
 _Seen = msgspec.json.Decoder(list[Seen])

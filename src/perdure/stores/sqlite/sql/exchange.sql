@@ -285,7 +285,11 @@ SELECT
                 'created_at', r.created_at,
                 'deadline', r.deadline,
                 'parent', r.parent,
-                'cancelling', r.cancelling,
+                'cancelling', CASE
+                    WHEN r.cancelling IS NOT NULL THEN json_object(
+                        'reason', r.cancelling, 'deadline', json(CASE WHEN r.overdue THEN 'true' ELSE 'false' END)
+                    )
+                END,
                 'checkpoints', (
                     SELECT json_group_array(
                         json_object(
@@ -320,7 +324,12 @@ SELECT
         WHERE r.worker = :worker AND r.state = 'running' AND r.token BETWEEN :first AND :last
     ),
     (
-        SELECT json_group_array(json_array(token, cancelling))
+        SELECT json_group_array(
+            json_array(
+                token,
+                json_object('reason', cancelling, 'deadline', json(CASE WHEN overdue THEN 'true' ELSE 'false' END))
+            )
+        )
         FROM run INDEXED BY run_cancelling
         WHERE worker = :worker AND state = 'running' AND cancelling IS NOT NULL
     ),
