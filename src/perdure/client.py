@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
+from contextvars import Context
 from weakref import WeakKeyDictionary
 
 from perdure.errors import RunNotFound, StoreError, StoreUnavailable
@@ -72,7 +73,8 @@ class Results:
         self._fresh.add(run_id)
         self._wake.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._serve())
+            # In a context of its own: it serves others too, and outlives the run or request that asks first.
+            self._task = asyncio.get_running_loop().create_task(self._serve(), context=Context())
         try:
             return await future
         finally:

@@ -9,7 +9,8 @@ from msgspec import json
 
 from perdure.codec import Decoder
 from perdure.engine.execution import Execution
-from perdure.errors import RunCancelled, RunFailed, SignalTimedOut
+from perdure.engine.history import patiently
+from perdure.errors import RunCancelled, RunFailed, RunNotFound, SignalTimedOut
 from perdure.failures import decode_failure, encode_failure
 from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, Start, State, Wait, WaitFor
 
@@ -113,6 +114,12 @@ async def result_of(
         seen = None
         if at is None or at > execution.now():
             if saved is None:
+                with execution.in_flight():
+                    load = execution.runtime.store.load
+                    if child_key is None and await patiently(lambda: load(run_id)) is None:
+                        raise RunNotFound(
+                            f"there is no run {run_id!r} to wait for; was it pruned, or is the id mistyped?"
+                        )
                 execution.save_soon(Checkpoint(key, Kind.RESULT, Outcome.OPEN, at=at, started_at=began))
             seen = await execution.wait(Wait(key, WaitFor.RUN, run_id, at))
         ended = seen.ended if seen is not None else None
