@@ -31,7 +31,18 @@ from perdure.model import (
     deadline_exceeded,
     poisoned,
 )
-from perdure.stores.base import CLAIM_LIMIT, Cancelling, Claim, Exchange, Exchanged, Registration, Save, Settle, To
+from perdure.stores.base import (
+    CLAIM_LIMIT,
+    Cancelling,
+    Claim,
+    Exchange,
+    Exchanged,
+    Existed,
+    Registration,
+    Save,
+    Settle,
+    To,
+)
 
 ENDS = {To.SUCCEEDED: State.SUCCEEDED, To.FAILED: State.FAILED, To.CANCELLED: State.CANCELLED}
 
@@ -206,7 +217,9 @@ class Reference:
             assert reply.gone and not (reply.claims or reply.seen or reply.cancelled)
             return
         repeated = {settle.token for settle in said.settles if self._settled(settle.token)}
-        refused = self._save(said.saves) | self._settle(said.settles)
+        refused, existed = self._save(said.saves)
+        assert reply.existed == existed
+        refused |= self._settle(said.settles)
         refused |= {watch.token for watch in said.watches if not self._owner(watch.token)}
         self._tick()
         assert len(reply.claims) == min(said.slots, CLAIM_LIMIT, len(self.ready(said.worker)))
@@ -256,12 +269,18 @@ class Reference:
         """Whether the run was settled by a later claim than this one."""
         return any(token in run.settled[:-1] for run in self.runs.values())
 
-    def _save(self, saves: list[Save]) -> set[int]:
+    def _save(self, saves: list[Save]) -> tuple[set[int], list[Existed]]:
         refused: set[int] = set()
+        existed: list[Existed] = []
         for save in saves:
             run = self._owner(save.token)
             if run is None:
                 refused.add(save.token)
+                continue
+            answer = None if save.starts is None else self._start(save.starts)
+            if answer is not None and answer.existed:
+                existed.append(Existed(save.token, save.checkpoint.key, answer.id, answer.same))
+            if answer is not None and not answer.same:
                 continue
             run.checkpoints.pop(save.checkpoint.key, None)
             run.checkpoints[save.checkpoint.key] = save.checkpoint
@@ -269,9 +288,7 @@ class Reference:
                 run.shown.crashes = 0
             if save.consumes is not None:
                 run.signals = [arrived for arrived in run.signals if arrived.position != save.consumes]
-            if save.starts is not None:
-                self._start(save.starts)
-        return refused
+        return refused, existed
 
     def _settle(self, settles: list[Settle]) -> set[int]:
         refused: set[int] = set()

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.model import Millis
+from perdure.model import Millis, Started
 from perdure.stores.base import (
     CLAIM_BYTES,
     CLAIM_LIMIT,
@@ -16,6 +16,7 @@ from perdure.stores.base import (
     Claim,
     Exchange,
     Exchanged,
+    Existed,
     Save,
     Seen,
     Settle,
@@ -67,7 +68,7 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
 def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     """Does all that an exchange asks for. What is refused, or was done before, changes nothing."""
     head = _head(transaction, exchange)
-    ready = _save(transaction, exchange, head)
+    ready, existed = _save(transaction, exchange, head)
     ready |= _settle(transaction, exchange, head)
     more = False
     if head.known:
@@ -82,6 +83,7 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     if reply.next_at is not None and (head.next_at is None or reply.next_at < head.next_at):
         transaction.tell.add(Topic.WORK)
     reply.more |= more
+    reply.existed = existed
     return reply
 
 
@@ -103,27 +105,39 @@ def _first(*times: Millis | None) -> Millis | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
+def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bool, list[Existed]]:
+    """Keeps checkpoints; returns whether runs were made, and the children that were there."""
     stopped = head.having(_LOST | _SETTLED)
     saves = [save for save in exchange.saves if save.token not in stopped]
     if not saves:
-        return False
-    transaction.change(_SQL["save"], {"saves": encode([_row(save) for save in saves]), "now": transaction.now})
-    consumed = [(save.ref, save.consumes) for save in saves if save.consumes is not None]
+        return False, []
+    starting = [save for save in saves if save.starts is not None]
+    started = _start(transaction, starting)
+    answers = iter(started)
+    kept = [save for save in saves if save.starts is None or next(answers).same]
+    transaction.change(_SQL["save"], {"saves": encode([_row(save) for save in kept]), "now": transaction.now})
+    consumed = [(save.ref, save.consumes) for save in kept if save.consumes is not None]
     if consumed:
         transaction.change(_SQL["consume"], {"consumed": encode(consumed)})
     crashed = head.having(_CRASHED)
-    progressed = [save.ref for save in saves if save.token in crashed and save.checkpoint.outcome != "open"]
+    progressed = [save.ref for save in kept if save.token in crashed and save.checkpoint.outcome != "open"]
     if progressed:
         transaction.change(_SQL["progress"], {"runs": encode(progressed)})
-    children = [(save.starts, int(save.ref)) for save in saves if save.starts is not None]
-    if not children:
-        return False
+    existed = [
+        Existed(save.token, save.checkpoint.key, answer.id, answer.same)
+        for save, answer in zip(starting, started, strict=True)
+        if answer.existed
+    ]
+    return len(existed) < len(started), existed
+
+
+def _start(transaction: Transaction, saves: list[Save]) -> list[Started]:
     quiet = Topic.WORK not in transaction.tell
-    started = enqueue(transaction, [start for start, _ in children], [maker for _, maker in children])
+    starts = [save.starts for save in saves if save.starts is not None]
+    started = enqueue(transaction, starts, [int(save.ref) for save in saves])
     if quiet:
         transaction.tell.discard(Topic.WORK)  # Whether others have to be told is known when all is claimed.
-    return any(not answer.existed for answer in started)
+    return started
 
 
 def _row(save: Save) -> tuple[Any, ...]:
