@@ -101,7 +101,8 @@ class Started(Struct):
     id: str
     existed: bool
     same: bool
-    """Whether the run that existed has the same workflow and input."""
+    """Whether the run that existed has the same workflow and was started with the same input, whatever input it has
+    continued with since."""
 
 
 class Signal(Struct):

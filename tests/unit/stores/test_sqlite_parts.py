@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from perdure.model import Checkpoint, Kind, Outcome, Signal, Start
 from perdure.stores import open_store
-from perdure.stores.base import Severity
+from perdure.stores.base import Exchange, Registration, Save, Settle, Severity, To
 from perdure.stores.sqlite.sql import load, migrations, parse, statements
 
 
@@ -73,3 +74,25 @@ def test_heads_and_replies_scan_no_runs(tmp_path: Path) -> None:
     reply = plan_of("exchange", "reply", {"worker": 1, "first": 1, "last": 2, "page": 3}, tmp_path)
     for line in (head + "\n" + reply).splitlines():
         assert not line.startswith("SCAN run") or "USING" in line
+
+
+def test_what_is_kept_of_a_run_that_continues_for_ever_does_not_grow(tmp_path: Path) -> None:
+    async def poll() -> int:
+        store = open_store(f"sqlite:///{tmp_path}/a.db")
+        await store.open()
+        await store.enqueue([Start("r", "w", "q", "0")])
+        worker = await store.register(
+            Registration(name="w", host="h", pid=1, queues=["q"], workflows=["w"], concurrency=1, lease=60_000)
+        )
+        for serial in range(1, 40, 2):
+            await store.signal(Signal(f"signal {serial}", "r", "go", "1"))
+            [claim] = (await store.exchange(Exchange(worker, serial, slots=1))).claims
+            kept = Checkpoint("got", Kind.SIGNAL, Outcome.OK, "1")
+            saves = [Save(claim.ref, claim.token, kept, consumes=claim.signals[0].position)]
+            settles = [Settle(claim.ref, claim.token, To.CONTINUE, "0")]
+            await store.exchange(Exchange(worker, serial + 1, saves=saves, settles=settles))
+        left = await store._read(lambda tx: int(tx.row("SELECT count(*) FROM signal")[0]))  # type: ignore[attr-defined]
+        await store.close()
+        return left
+
+    assert asyncio.run(poll()) == 1

@@ -12,6 +12,7 @@ from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import load
 
 _SQL = load("control")
+_GIVE_BACK = load("exchange")["give_back"]
 _Tree = msgspec.json.Decoder(list[tuple[int, int]])
 
 
@@ -65,6 +66,7 @@ def retry(transaction: Transaction, run_id: str, from_key: str | None) -> None:
             raise CheckpointNotFound(f"run {run_id} has no checkpoint {from_key!r}")
         position = found[0]
     transaction.change(_SQL["rewind"], {"run": run, "position": position})
+    transaction.change(_GIVE_BACK, {"runs": encode([run])})
     transaction.change(_SQL["drop_outcome"], {"run": run})
     transaction.change(_SQL["again"], {"run": run})
     transaction.tell.add(Topic.WORK)

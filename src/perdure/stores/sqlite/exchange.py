@@ -116,7 +116,7 @@ def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bo
     answers = iter(started)
     kept = [save for save in saves if save.starts is None or next(answers).same]
     transaction.change(_SQL["save"], {"saves": encode([_row(save) for save in kept]), "now": transaction.now})
-    consumed = [(save.ref, save.consumes) for save in kept if save.consumes is not None]
+    consumed = [(save.ref, save.consumes, save.checkpoint.key) for save in kept if save.consumes is not None]
     if consumed:
         transaction.change(_SQL["consume"], {"consumed": encode(consumed)})
     crashed = head.having(_CRASHED)
