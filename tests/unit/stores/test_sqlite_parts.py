@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from perdure.model import Checkpoint, Kind, Outcome, Signal, Start
 from perdure.stores import open_store
-from perdure.stores.base import Exchange, Registration, Save, Settle, Severity, To
+from perdure.stores.base import Exchange, Finding, Registration, Save, Settle, Severity, To
 from perdure.stores.sqlite.sql import load, migrations, parse, statements
 
 
@@ -41,6 +42,35 @@ def test_the_doctor_finds_a_new_store_healthy(tmp_path: Path) -> None:
         return {finding.severity for finding in findings if "synchronous" not in finding.what}
 
     assert asyncio.run(check()) == {Severity.OK}
+
+
+@pytest.mark.parametrize(
+    ("change", "severity", "what"),
+    [
+        ("DROP INDEX run_ready", Severity.PROBLEM, "changed the schema: index run_ready"),
+        ("DROP TRIGGER run_ended", Severity.PROBLEM, "changed the schema: trigger run_ended"),
+        ("ALTER TABLE run ADD COLUMN mine TEXT", Severity.PROBLEM, "changed the schema: table run"),
+        ("CREATE INDEX mine ON run (created_at)", Severity.WARNING, "not of this library: index mine"),
+        ("ANALYZE", None, ""),
+    ],
+)
+def test_the_doctor_finds_what_somebody_changed(
+    tmp_path: Path, change: str, severity: Severity | None, what: str
+) -> None:
+    async def check() -> list[Finding]:
+        store = open_store(f"sqlite:///{tmp_path}/a.db")
+        await store.open()
+        connection = sqlite3.connect(tmp_path / "a.db")
+        connection.execute(change)
+        connection.commit()
+        connection.close()
+        findings = await store.check()
+        await store.close()
+        return [finding for finding in findings if finding.severity != Severity.OK]
+
+    bad = asyncio.run(check())
+    assert [finding.severity for finding in bad] == ([] if severity is None else [severity])
+    assert all(what in finding.what and finding.advice for finding in bad)
 
 
 def plan_of(file: str, name: str, params: dict[str, object], path: Path) -> str:
