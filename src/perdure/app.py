@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from perdure.call import Call
 from perdure.client import Client
-from perdure.clock import Clock, StoreClock, millis
+from perdure.clock import Clock, StoreClock, millis, time_limit
 from perdure.engine.definitions import WorkflowDefinition, check_definitions, function_name
 from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
 from perdure.model import Count, RunQuery, State
-from perdure.retry import Retry
+from perdure.retry import Retry, check_retry
 from perdure.run import ANYTHING, Run, RunStatus
 from perdure.step import Step
 from perdure.stores import open_store
@@ -104,15 +104,15 @@ class App:
             @app.workflow(retry=Retry(attempts=3))
             async def fulfil(order: Order) -> Receipt: ...
         """
-        if max_crashes < 1:
-            raise InvalidInput("max_crashes must be at least 1")
+        if not _is_count(max_crashes):
+            raise InvalidInput(f"max_crashes is a whole number from 1 on, not {max_crashes!r}")
         decorator = WorkflowDecorator(
             self,
             name=name,
             queue=check_queue(queue),
             priority=check_priority(priority),
-            retry=retry,
-            timeout=None if timeout is None else millis(timeout, "timeout"),
+            retry=check_retry(retry),
+            timeout=time_limit(timeout),
             max_crashes=max_crashes,
         )
         return decorator if fn is None else decorator(fn)
@@ -171,8 +171,10 @@ class App:
 
         Pages are stable: runs that come meanwhile move nothing.
         """
+        if not _is_count(limit):
+            raise InvalidInput(f"limit is a whole number from 1 on, not {limit!r}")
         query = RunQuery(
-            states=[State(one) for one in ([state] if isinstance(state, str) else state)],
+            states=[_state(one) for one in ([state] if isinstance(state, str) else state)],
             workflow=workflow,
             queue=queue,
             parent=parent,
@@ -217,13 +219,17 @@ class App:
         """
         from perdure.engine.worker import Worker
 
-        if not isinstance(concurrency, int) or concurrency < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidInput("a worker's concurrency is a whole number from 1 on")
+        if not _is_count(concurrency):
+            raise InvalidInput(f"a worker's concurrency is a whole number from 1 on, not {concurrency!r}")
         lease_ms = millis(lease, "lease")
         if lease_ms < _SHORTEST_LEASE:
             raise InvalidInput(f"a lease must be at least {_SHORTEST_LEASE} ms, or it ends before it can be renewed")
         definitions = {name: workflow.definition for name, workflow in self._workflows.items()}
         check_definitions(definitions.values())
+        if isinstance(queues, str):
+            raise InvalidInput(f"queues is a list of names: write queues=[{queues!r}]")
+        if queues is not None and not queues:
+            raise InvalidInput("queues names no queue: a worker needs one at least; leave it out for those of the app")
         if queues is None:
             queues = sorted({definition.queue for definition in definitions.values()}) or [DEFAULT_QUEUE]
         return Worker(
@@ -253,6 +259,21 @@ class App:
 
     def __repr__(self) -> str:
         return f"<app on {self.url}>"
+
+
+def _is_count(value: object) -> bool:
+    """Takes `object`: what is annotated is not what callers without a type checker pass."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _state(name: State | str) -> State:
+    """A state by its name, or `InvalidInput`."""
+    try:
+        return State(name)
+    except ValueError:
+        close = difflib.get_close_matches(str(name), list(State), n=1)
+        hint = f" (did you mean {str(close[0])!r}?)" if close else ""
+        raise InvalidInput(f"there is no state {name!r}{hint}; the states are: {', '.join(State)}") from None
 
 
 class WorkflowDecorator:

@@ -61,6 +61,14 @@ def millis(duration: timedelta | float, what: str) -> Millis:
     return -int(-seconds * 1000 // 1)
 
 
+def time_limit(duration: timedelta | float | None, what: str = "timeout") -> Millis | None:
+    """The time that something may take, in milliseconds; None for no limit; `InvalidInput` when it is no time."""
+    limit = None if duration is None else millis(duration, what)
+    if limit == 0:
+        raise InvalidInput(f"{what} must be longer than nothing; leave it out for no limit")
+    return limit
+
+
 def epoch_millis(moment: datetime, what: str) -> Millis:
     """An aware datetime in milliseconds since the epoch; `InvalidInput` when it has no time zone."""
     if not isinstance(moment, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -15,7 +15,7 @@ from perdure.clock import millis, moment
 from perdure.codec import Decoder, encode
 from perdure.engine.scope import check_key, scope_here
 from perdure.engine.waits import result, result_of
-from perdure.errors import ErrorInfo, RunNotFound
+from perdure.errors import ErrorInfo, InvalidInput, RunNotFound
 from perdure.explain import explain
 from perdure.failures import decode_failure
 from perdure.model import Checkpoint, RunRecord, Signal, State
@@ -28,6 +28,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 ANYTHING: Decoder[Any] = Decoder(Any, "a result")
+
+_LONGEST_REASON = 1000
 
 
 class Run(Generic[R]):
@@ -98,8 +100,9 @@ class Run(Generic[R]):
 
         A run that isn't running is cancelled at once. One that runs is told within a second: async code gets
         `CancelledError` and may clean up (steps still work there), sync code sees `current_run().cancelling`. A run
-        that has ended stays as it is.
+        that has ended stays as it is. `reason` is a text of at most 1,000 characters.
         """
+        _check_reason(reason)
         return self._store_call(lambda store: store.cancel(self.id, reason, children=children), "cancel")
 
     def retry(self, *, from_step: str | None = None) -> Call[None]:
@@ -162,6 +165,12 @@ class Run(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"
+
+
+def _check_reason(reason: str) -> None:
+    if not isinstance(reason, str) or len(reason) > _LONGEST_REASON:
+        shown = f"one of {len(reason):,} characters" if isinstance(reason, str) else repr(reason)
+        raise InvalidInput(f"a reason is a text of at most {_LONGEST_REASON:,} characters, not {shown}")
 
 
 class RunStatus:

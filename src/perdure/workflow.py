@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
 from perdure.call import Call
-from perdure.clock import epoch_millis, millis
+from perdure.clock import epoch_millis, millis, time_limit
 from perdure.engine.definitions import WorkflowDefinition
 from perdure.engine.execution import ContinueAsNew
 from perdure.engine.scope import Scope, scope_here, scope_needed
@@ -124,7 +124,7 @@ class Workflow(Generic[P, R]):
                 priority,
                 None if delay is None else millis(delay, "delay"),
                 None if at is None else epoch_millis(at, "at"),
-                None if timeout is None else millis(timeout, "timeout"),
+                time_limit(timeout),
             ),
         )
 

@@ -15,6 +15,7 @@ from perdure.call import Call
 from perdure.cli.group import verbose_option
 from perdure.cli.target import load_app, on_store
 from perdure.engine.waits import result
+from perdure.explain import unserved
 from perdure.run import ANYTHING, Run
 
 _SECONDS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
@@ -85,6 +86,9 @@ async def _started(app: App, start: Call[Run[Any]], wait: bool) -> None:
     click.echo(run.id, err=wait)
     if run.existed:
         click.echo(f"Run {run.id} was there already.", err=True)
+    status = await run.status()
+    if not status.state.final and (reason := unserved(status.record, await (await app.client.store()).workers())):
+        click.echo(f"It waits: {reason}.", err=True)
     if not wait:
         return
     try:

@@ -299,6 +299,9 @@ def test_starts_that_cannot_be_are_refused() -> None:
         lambda: untyped.start(1, 2),
         lambda: untyped.start("one"),
         lambda: untyped.start(m=1),
+        lambda: flow.options(timeout=0),
+        lambda: app.run("one").cancel(untyped),
+        lambda: app.run("one").cancel("x" * 1001),
     ]
     for call in wrong:
         with pytest.raises(InvalidInput):
