@@ -76,15 +76,16 @@ class Workflow(Generic[P, R]):
         """Makes a run and waits for its result: `start` and `result` in one."""
         return StartCall(self, StartOptions()).run(*args, **kwargs)
 
-    def start_many(self, inputs: Iterable[Any]) -> Call[list[Run[R]]]:
+    def start_many(self, inputs: Iterable[Any], *, ids: Iterable[str] | None = None) -> Call[list[Run[R]]]:
         """Makes a run for each item, in few calls to the store: thousands take well under a second.
 
         An item is the workflow's only argument, or a tuple of its arguments. The order of the handles is that of the
-        items. When one item doesn't fit, none is started.
+        items. When one item doesn't fit, none is started. `ids`, one for each item, make it idempotent as `id` does one
+        start: repeated, it makes what is not there yet.
 
             runs = await parse.start_many(paths)
         """
-        return StartCall(self, StartOptions()).start_many(inputs)
+        return StartCall(self, StartOptions()).start_many(inputs, ids=ids)
 
     def options(
         self,
@@ -194,10 +195,10 @@ class StartCall(Generic[P, R]):
 
         return Call(run_child, what, scope.execution)
 
-    def start_many(self, inputs: Iterable[Any]) -> Call[list[Run[R]]]:
+    def start_many(self, inputs: Iterable[Any], *, ids: Iterable[str] | None = None) -> Call[list[Run[R]]]:
         """See `Workflow.start_many`."""
         if self._options.id is not None:
-            raise InvalidInput("start_many makes many runs: one id can't name them all")
+            raise InvalidInput("start_many makes many runs, which one id can't name: give it ids=, one for each item")
         several = len(self._workflow.definition.signature.names) != 1
         starts: list[Start] = []
         for number, item in enumerate(cast("Iterable[object]", inputs)):
@@ -211,11 +212,13 @@ class StartCall(Generic[P, R]):
             except InvalidInput as error:
                 error.add_note(f"at item {number} of start_many; no run was started")
                 raise
+        if ids is not None:
+            _give_ids(starts, ids)
         what = f"start_many of {self._workflow.name}"
         scope = _workflow_scope()
         if scope is None:
             return Call(lambda: self._started_many(starts), what)
-        children = [self._child(scope, start) for start in starts]
+        children = [self._child(scope, start, named=ids is not None) for start in starts]
 
         async def start_children() -> list[Run[R]]:
             return await asyncio.gather(*(self._start_child(scope, *child) for child in children))
@@ -239,9 +242,9 @@ class StartCall(Generic[P, R]):
             max_crashes=definition.max_crashes,
         )
 
-    def _child(self, scope: Scope, start: Start) -> tuple[str, Start]:
+    def _child(self, scope: Scope, start: Start, *, named: bool = False) -> tuple[str, Start]:
         key = scope.key(self._workflow.name)
-        if self._options.id is None:
+        if self._options.id is None and not named:
             start.id = child_id(scope.execution, key)
         start.parent = scope.execution.claim.id
         return key, start
@@ -276,6 +279,15 @@ def _check_same(started: Started, name: str) -> None:
             f"run {started.id!r} exists with another workflow or input than this start of {name}; an id names one piece"
             " of work for ever: use another id, or app.run(id) for the one that exists"
         )
+
+
+def _give_ids(starts: Sequence[Start], ids: Iterable[str]) -> None:
+    given = [ids] if isinstance(ids, str) else list(ids)
+    if len(given) != len(starts):
+        raise InvalidInput(f"start_many has {len(given)} ids for {len(starts)} items; give one for each")
+    for start, run_id in zip(starts, given, strict=True):
+        _check_id(run_id)
+        start.id = run_id
 
 
 def _check_id(run_id: str) -> None:
