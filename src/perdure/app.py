@@ -212,7 +212,8 @@ class App:
         - `queues`: the queues that it serves; those that the app's workflows name when not given.
         - `concurrency`: how many runs it executes at once. Runs that wait are not among them.
         - `lease`: seconds or a timedelta after which others take over its runs when it shows no sign of life; it is
-          renewed from a thread of its own, so that blocked code loses nothing.
+          renewed from a thread of its own, so that blocked code loses nothing (one C call that holds the interpreter's
+          lock for longer does: give such steps `process=True`).
         - `grace`: seconds or a timedelta that runs have to end when the worker stops; then they are handed back.
 
         Raises `DefinitionError` when a workflow or step can't work.
