@@ -67,6 +67,14 @@ class IdConflict(PerdureError):
     """A run with that id exists, with another workflow or another input."""
 
 
+def id_conflict(run_id: str, start: str) -> IdConflict:
+    """What to say of a start whose id is taken by something else."""
+    return IdConflict(
+        f"run {run_id!r} exists with another workflow or input than {start}; an id names one piece of work for ever:"
+        " use another id, or app.run(id) for the one that exists"
+    )
+
+
 class ErrorInfo(Struct, omit_defaults=True):
     """An exception as it is kept: its type, message and traceback as text, and what it came from."""
 

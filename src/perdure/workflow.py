@@ -16,7 +16,7 @@ from perdure.engine.definitions import WorkflowDefinition
 from perdure.engine.execution import ContinueAsNew
 from perdure.engine.scope import Scope, scope_here, scope_needed
 from perdure.engine.waits import child_id, result_of, start_child
-from perdure.errors import IdConflict, InvalidInput, NotInWorkflow
+from perdure.errors import InvalidInput, NotInWorkflow, id_conflict
 from perdure.model import Millis, Start, Started
 from perdure.run import Run
 
@@ -275,10 +275,7 @@ def _workflow_scope() -> Scope | None:
 
 def _check_same(started: Started, name: str) -> None:
     if started.existed and not started.same:
-        raise IdConflict(
-            f"run {started.id!r} exists with another workflow or input than this start of {name}; an id names one piece"
-            " of work for ever: use another id, or app.run(id) for the one that exists"
-        )
+        raise id_conflict(started.id, f"this start of {name}")
 
 
 def _give_ids(starts: Sequence[Start], ids: Iterable[str]) -> None:

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from perdure.backoff import pauses
 from perdure.clock import Alarm, Clock
-from perdure.engine.halt import Halt
-from perdure.errors import PerdureError, StoreUnavailable
+from perdure.errors import PerdureError, StoreUnavailable, id_conflict
 from perdure.failures import encode_failure
 from perdure.model import Millis
 from perdure.stores.base import Cancelling, Claim, Exchange, Exchanged, Save, Seen, Settle, Store, To, Watch
@@ -78,7 +78,7 @@ class Pump:
     # --- what runs say
 
     def save(self, save: Save) -> asyncio.Future[None]:
-        """Has a checkpoint written with the next exchange. The future is done when it is durable, and raises `Halt`
+        """Has a checkpoint written with the next exchange. The future is done when it is durable, and cancelled
         when the run is not this worker's any more."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._saves.append((save, future))
@@ -197,7 +197,7 @@ class Pump:
 
     async def _send(self, exchange: Exchange, futures: list[_Pending]) -> Exchanged | None:
         """Exchanges, for as long as it takes: an error that may pass is tried again, under the same serial."""
-        delay = 0.05
+        tries = pauses(0.05, _LONGEST_PAUSE)
         while True:
             try:
                 self.exchanges += 1
@@ -206,13 +206,10 @@ class Pump:
                 if not isinstance(error, StoreUnavailable) and await self._answers():
                     await self._one_by_one(exchange, futures, error)
                     return None
-                unknown = not isinstance(error, PerdureError)
-                logger.warning(
-                    "the store does not answer (%s); next try in about %.1f s", error, delay, exc_info=unknown
-                )
+                unknown, pause = not isinstance(error, PerdureError), next(tries)
+                logger.warning("the store does not answer (%s); next try in %.1f s", error, pause, exc_info=unknown)
                 exchange.repeated = True
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-                delay = min(delay * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(pause)
             else:
                 self._clock.saw(reply.now)
                 return reply
@@ -256,9 +253,12 @@ class Pump:
         if self.dead:
             return
         refused = set(reply.refused)
+        others = {(existed.token, existed.key): existed.id for existed in reply.existed if not existed.same}
         for save, future in futures:
             if reply.gone or save.token in refused:
-                _fail(future, Halt("the run is not this worker's any more"))
+                future.cancel()
+            elif (other := others.get((save.token, save.checkpoint.key))) is not None:
+                _fail(future, id_conflict(other, "this start"))
             elif not future.done():
                 future.set_result(None)
         for settle in exchange.settles:
