@@ -9,6 +9,7 @@ from collections import defaultdict
 from contextvars import Context
 from weakref import WeakKeyDictionary
 
+from perdure.backoff import pauses
 from perdure.errors import RunNotFound, StoreError, StoreUnavailable
 from perdure.model import Ended
 from perdure.stores.base import Store, Subscription, Topic
@@ -92,7 +93,7 @@ class Results:
     async def _serve(self) -> None:
         """Asks for results whenever a wake-up comes, and from time to time, as long as somebody waits."""
         subscription: Subscription | None = None
-        delay = 0.05
+        tries = pauses(0.05, _LONGEST_PAUSE)
         try:
             while self._waiting:
                 try:
@@ -100,15 +101,14 @@ class Results:
                         subscription = await self._store.subscribe(Topic.ENDED, self._wake.set)
                     self._wake.clear()
                     await self._look()
-                    delay = 0.05
+                    tries = pauses(0.05, _LONGEST_PAUSE)
                     async with asyncio.timeout(_POLL * random.uniform(0.7, 1.0)):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
                 except StoreUnavailable as error:
                     logger.warning("the store does not answer (%s); still waiting for results", error)
-                    await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-                    delay = min(delay * 2, _LONGEST_PAUSE)
+                    await asyncio.sleep(next(tries))
         except Exception as error:
             self._fail(error)
         finally:

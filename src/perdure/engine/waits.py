@@ -9,7 +9,7 @@ from msgspec import json
 
 from perdure.codec import Decoder
 from perdure.engine.execution import Execution
-from perdure.engine.history import patiently
+from perdure.engine.history import through_outages
 from perdure.errors import RunCancelled, RunFailed, RunNotFound, SignalTimedOut
 from perdure.failures import decode_failure, encode_failure
 from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, Start, State, Wait, WaitFor
@@ -116,7 +116,7 @@ async def result_of(
             if saved is None:
                 with execution.in_flight():
                     load = execution.runtime.store.load
-                    if child_key is None and await patiently(lambda: load(run_id)) is None:
+                    if child_key is None and await through_outages(lambda: load(run_id)) is None:
                         raise RunNotFound(
                             f"there is no run {run_id!r} to wait for; was it pruned, or is the id mistyped?"
                         )
