@@ -70,7 +70,8 @@ def time_limit(duration: timedelta | float | None, what: str = "timeout") -> Mil
 
 
 def epoch_millis(moment: datetime, what: str) -> Millis:
-    """An aware datetime in milliseconds since the epoch; `InvalidInput` when it has no time zone."""
+    """An aware datetime in milliseconds since the epoch, rounded up; `InvalidInput` when it has no time zone, or is too
+    far away."""
     if not isinstance(moment, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInput(f"{what} must be a datetime, not {type(moment).__name__}")
     if moment.utcoffset() is None:
@@ -78,7 +79,9 @@ def epoch_millis(moment: datetime, what: str) -> Millis:
             f"{what} has no time zone: write datetime(..., tzinfo=UTC) or use a ZoneInfo, so that every worker reads"
             " the same moment"
         )
-    return round(moment.timestamp() * 1000)
+    if not 1970 <= moment.year < 3000:
+        raise InvalidInput(f"{what} must lie between the years 1970 and 3000, not in {moment.year}")
+    return -int(-moment.timestamp() * 1000 // 1)
 
 
 def moment(at: Millis) -> datetime:

@@ -40,6 +40,11 @@ class NotInWorkflow(PerdureError):
     """Something that only makes sense inside of a workflow was called outside of one."""
 
 
+class NotDurable(PerdureError):
+    """Something called in a workflow that would be done, or answered otherwise, each time that the run goes on; in a
+    step it is kept."""
+
+
 class UnknownWorkflow(PerdureError):
     """The app has no workflow of that name."""
 

@@ -14,7 +14,7 @@ from perdure.call import Call
 from perdure.clock import epoch_millis, millis, time_limit
 from perdure.engine.definitions import WorkflowDefinition
 from perdure.engine.execution import ContinueAsNew
-from perdure.engine.scope import Scope, scope_here, scope_needed
+from perdure.engine.scope import Scope, scope_needed, workflow_scope
 from perdure.engine.waits import child_id, result_of, start_child
 from perdure.errors import InvalidInput, NotInWorkflow, id_conflict
 from perdure.model import Millis, Start, Started
@@ -167,7 +167,7 @@ class StartCall(Generic[P, R]):
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Call[Run[R]]:
         """See `Workflow.start`."""
         start = self._start(args, kwargs)
-        scope = _workflow_scope()
+        scope = workflow_scope(self._workflow.app.client, f"workflow {self._workflow.name}")
         what = f"start of {self._workflow.name}"
         if scope is None:
             return Call(lambda: self._started([start], one=True), what)
@@ -177,7 +177,7 @@ class StartCall(Generic[P, R]):
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """See `Workflow.run`."""
         start = self._start(args, kwargs)
-        scope = _workflow_scope()
+        scope = workflow_scope(self._workflow.app.client, f"workflow {self._workflow.name}")
         what = f"run of {self._workflow.name}"
         if scope is None:
 
@@ -215,7 +215,7 @@ class StartCall(Generic[P, R]):
         if ids is not None:
             _give_ids(starts, ids)
         what = f"start_many of {self._workflow.name}"
-        scope = _workflow_scope()
+        scope = workflow_scope(self._workflow.app.client, f"workflow {self._workflow.name}")
         if scope is None:
             return Call(lambda: self._started_many(starts), what)
         children = [self._child(scope, start, named=ids is not None) for start in starts]
@@ -265,12 +265,6 @@ class StartCall(Generic[P, R]):
                 _check_same(started, self._workflow.name)
                 runs.append(app.handle(started.id, self._workflow, existed=started.existed))
         return runs
-
-
-def _workflow_scope() -> Scope | None:
-    """The scope of workflow code. In a step a start is a plain one: the step is what's kept, not what it starts."""
-    scope = scope_here()
-    return None if scope is None or scope.step_key is not None else scope
 
 
 def _check_same(started: Started, name: str) -> None:

@@ -139,6 +139,8 @@ class Execution:
             else:
                 value = await self._sync_body(scope, lambda: self.definition.fn(*args, **kwargs))
             body = encode(value, f"the result of workflow {self.definition.name}", self.runtime.max_value_bytes)
+            if self.cancelling is not None and self.cancelling.deadline:
+                return self._cancelled()  # it ended, but not in time
         except ContinueAsNew as again:
             return self._settle(To.CONTINUE, again.body)
         except asyncio.CancelledError as error:

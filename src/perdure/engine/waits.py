@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from secrets import token_hex
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import json
 
 from perdure.codec import Decoder
 from perdure.engine.execution import Execution
 from perdure.engine.history import through_outages
-from perdure.errors import RunCancelled, RunFailed, RunNotFound, SignalTimedOut
-from perdure.failures import decode_failure, encode_failure
-from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, Start, State, Wait, WaitFor
+from perdure.errors import PerdureError, RunCancelled, RunFailed, RunNotFound, SignalTimedOut, StepFailed
+from perdure.failures import decode_failure, encode_failure, rebuild
+from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, Signal, Start, State, Wait, WaitFor
+
+T = TypeVar("T")
 
 _ENDED = json.Decoder(Ended)
 
@@ -135,6 +138,59 @@ async def result_of(
     if ended is None:
         raise TimeoutError(_too_late(run_id))
     return result(ended, decoder)
+
+
+async def send_signal(execution: Execution, key: str, signal: Signal) -> None:
+    """Sends a signal once: its id is kept before it is sent, so that a repetition is the same signal."""
+    saved = await execution.saved(key, Kind.SEND)
+    if saved is not None and saved.outcome is not Outcome.OPEN:
+        await execution.replay(saved.saved_at, saved.position)
+        _raise_if_failed(saved)
+        return
+    await execution.live()
+    with execution.in_flight():
+        began = execution.now() if saved is None else saved.started_at
+        if saved is None:
+            body = json.encode(signal.id).decode()
+            await execution.save(Checkpoint(key, Kind.SEND, Outcome.OPEN, body, started_at=began))
+        else:
+            body = saved.body or '""'
+            signal.id = json.decode(body, type=str)
+        await _or_keep(execution, key, began, lambda: execution.runtime.store.signal(signal))
+        execution.save_soon(Checkpoint(key, Kind.SEND, Outcome.OK, body, started_at=began))
+
+
+async def send_cancel(execution: Execution, key: str, run_id: str, reason: str, *, children: bool) -> State:
+    """Cancels another run; what became of it is kept."""
+    saved = await execution.saved(key, Kind.SEND)
+    if saved is not None:
+        await execution.replay(saved.saved_at, saved.position)
+        _raise_if_failed(saved)
+        return State(json.decode(saved.body or '""', type=str))
+    await execution.live()
+    with execution.in_flight():
+        began = execution.now()
+        state = await _or_keep(
+            execution, key, began, lambda: execution.runtime.store.cancel(run_id, reason, children=children)
+        )
+        body = json.encode(state).decode()
+        await execution.save(Checkpoint(key, Kind.SEND, Outcome.OK, body, started_at=began))
+    return state
+
+
+async def _or_keep(execution: Execution, key: str, began: Millis, call: Callable[[], Awaitable[T]]) -> T:
+    """What the store answers; if it is an error (no such run), it is kept as one."""
+    try:
+        return await through_outages(call)
+    except PerdureError as error:
+        await execution.save(Checkpoint(key, Kind.SEND, Outcome.ERROR, encode_failure(error), started_at=began))
+        raise
+
+
+def _raise_if_failed(saved: Checkpoint) -> None:
+    if saved.outcome is Outcome.ERROR:
+        info = decode_failure(saved.body or "null")
+        raise rebuild(info) or StepFailed(saved.key, info)
 
 
 def result(ended: Ended, decoder: Decoder[Any]) -> Any:
