@@ -41,6 +41,10 @@ class Client:
                     self._opened = True
         return self._store
 
+    def is_on(self, store: Store) -> bool:
+        """Whether this is the store that it uses."""
+        return self._store is store
+
     async def ended(self, run_id: str) -> Ended:
         """Waits until a run has ended."""
         store = await self.store()

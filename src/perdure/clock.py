@@ -12,6 +12,9 @@ from perdure.errors import InvalidInput
 from perdure.model import Millis
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 class Alarm(Protocol):
     """A callback that is due some time, until cancelled."""
 
@@ -81,7 +84,7 @@ def epoch_millis(moment: datetime, what: str) -> Millis:
         )
     if not 1970 <= moment.year < 3000:
         raise InvalidInput(f"{what} must lie between the years 1970 and 3000, not in {moment.year}")
-    return -int(-moment.timestamp() * 1000 // 1)
+    return -((_EPOCH - moment) // timedelta(milliseconds=1))
 
 
 def moment(at: Millis) -> datetime:
