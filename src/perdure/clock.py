@@ -11,7 +11,6 @@ from typing import Protocol
 from perdure.errors import InvalidInput
 from perdure.model import Millis
 
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
