@@ -20,6 +20,7 @@ URL = ["--url", "sqlite:///shop.db"]
 
 
 def test_workers_lists_those_that_live(perdure: Run, shop: Path) -> None:
+    perdure("migrate", *URL)
     assert perdure("workers", *URL).stderr == "No live worker; start one with `perdure worker MODULE:APP`.\n"
     with Perdure(shop, "worker", "shop", "--queues", "bulk", "--concurrency", "3") as worker:
         worker.says("Ctrl-C stops")
@@ -57,6 +58,7 @@ def test_doctor_shows_findings(perdure: Run, app: App) -> None:
 def test_doctor_ends_with_1_when_there_is_a_problem(
     perdure: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    perdure("migrate", *URL)
     monkeypatch.setattr("perdure.stores.sqlite.doctor.mounted_on_network", lambda _: "nfs")
     result = perdure("doctor", *URL)
     assert result.exit_code == 1
@@ -119,3 +121,13 @@ def test_durations_are_short(millis: int, text: str) -> None:
 )
 def test_passwords_are_not_shown(url: str, shown: str) -> None:
     assert shown_url(url) == shown
+
+
+def test_looking_makes_no_store(perdure: Run, folder: Path) -> None:
+    for command in (["runs", "list"], ["why", "x"], ["doctor"]):
+        result = perdure(*command, *URL)
+        assert result.exit_code == 1
+        assert "there is no store at sqlite:///shop.db" in result.stderr
+    assert list(folder.iterdir()) == []
+    assert perdure("migrate", *URL).exit_code == 0
+    assert perdure("runs", "list", *URL).exit_code == 0

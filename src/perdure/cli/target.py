@@ -19,6 +19,7 @@ from click.core import ParameterSource
 from perdure.app import App
 from perdure.cli.group import did_you_mean, verbose_option
 from perdure.errors import PerdureError
+from perdure.stores import is_missing
 from perdure.stores.base import Store
 
 T = TypeVar("T")
@@ -26,6 +27,10 @@ T = TypeVar("T")
 
 class TargetError(PerdureError):
     """An app that can't be found or imported."""
+
+
+_MAKING = {"migrate"}
+"""Commands that may make a store that isn't there; the others only look."""
 
 
 def load_app(spec: str) -> App:
@@ -72,6 +77,10 @@ def _target(ctx: click.Context, spec: str | None, url: str | None) -> App:
         if said[0]:
             url = None
     if url is not None:
+        if ctx.command.name not in _MAKING and is_missing(url):
+            raise TargetError(
+                f"there is no store at {url}; the first worker or start makes it, or `perdure migrate --url {url}`"
+            )
         return App(url)
     if spec is not None:
         return load_app(spec)

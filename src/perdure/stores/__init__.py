@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable
 
 from perdure.errors import StoreUrlError
@@ -30,3 +31,16 @@ def open_store(url: str, *, now: Callable[[], Millis] | None = None) -> Store:
     close = difflib.get_close_matches(scheme, _SCHEMES, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise StoreUrlError(f"{url!r} has the unknown scheme {scheme!r}; {hint}there are {', '.join(_SCHEMES)}")
+
+
+def is_missing(url: str) -> bool:
+    """Whether there is certainly no store at a URL, as far as can be told without connecting.
+
+    For those who only want to look: opening an embedded store makes it. Raises `StoreUrlError`.
+    """
+    if not url.startswith("sqlite://"):
+        return False
+    from perdure.stores.sqlite import parse_url
+
+    path = parse_url(url).path
+    return path is not None and not os.path.lexists(path)
