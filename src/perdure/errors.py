@@ -63,6 +63,10 @@ class CheckpointNotFound(PerdureError):
     """The run has no checkpoint of that key."""
 
 
+class ScheduleNotFound(PerdureError):
+    """There is no schedule of that name in the store."""
+
+
 class IdConflict(PerdureError):
     """A run with that id exists, with another workflow or another input."""
 

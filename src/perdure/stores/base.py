@@ -19,13 +19,23 @@ from msgspec import Struct
 
 from perdure.model import (
     Arrived,
+    BatchRecord,
     Checkpoint,
     Count,
     Ended,
+    FailureCause,
     Json,
+    Limits,
+    LimitRecord,
     Millis,
+    QueueReport,
+    Retention,
+    Revision,
     RunQuery,
     RunRecord,
+    Schedule,
+    ScheduleRecord,
+    Scope,
     Signal,
     Start,
     Started,
@@ -78,6 +88,8 @@ class Settle(Struct, omit_defaults=True):
     body: Json | None = None
     delay: Millis = 0
     waits: list[Wait] = []
+    cause: str | None = None
+    """Of a failure: type of the error and where it was raised."""
 
 
 class Save(Struct, omit_defaults=True):
@@ -103,9 +115,30 @@ class Watch(Struct, omit_defaults=True):
     wait: Wait
 
 
+class Told(Struct, omit_defaults=True):
+    """What a run says of its own progress; the latest one is kept."""
+
+    ref: Ref
+    token: int
+    status: Json
+
+
+class Fire(Struct, omit_defaults=True):
+    """A schedule's slot fires: makes its runs and moves the schedule on, if `slot` is still the next one.
+
+    It is decided by whoever sees the slot due, from the schedule alone; the store only compares and swaps. A fire that
+    comes second does nothing. `starts` bear ids made of schedule and slot.
+    """
+
+    name: str
+    slot: Millis
+    starts: list[Start]
+    next_slot: Millis | None
+
+
 class Exchange(Struct, omit_defaults=True):
     """All that a worker has to say when it wakes. The parts take effect in this order, in one transaction:
-    saves, settles, due timers and deadlines (a bounded number), claims.
+    saves, progress, settles, fires, due timers and deadlines (a bounded number), claims.
 
     `serial` counts the exchanges of an incarnation. A repeated one (`repeated`, after an error that leaves open
     whether it took effect) bears the serial of the first and gets the same claims.
@@ -120,6 +153,8 @@ class Exchange(Struct, omit_defaults=True):
     slots: int = 0
     """How many runs it has room for; the store claims at most `CLAIM_LIMIT` of them."""
     watches: list[Watch] = []
+    told: list[Told] = []
+    fires: list[Fire] = []
 
 
 class Claim(Struct):
@@ -147,6 +182,10 @@ class Claim(Struct):
     """Of the runs that it was parked for, those that have ended."""
     more_checkpoints: bool
     more_signals: bool
+    group: str = ""
+    session: str = ""
+    version: str = ""
+    labels: dict[str, str] = {}
 
 
 class Seen(Struct):
@@ -173,6 +212,9 @@ class Exchanged(Struct):
     """When the next timer or deadline is due; None when there is none."""
     more: bool
     """Whether more runs are ready for this worker (or more timers due) than this exchange could take."""
+    due: list[ScheduleRecord] = []
+    """Schedules whose next slot is due, at most a few; the worker answers with fires in its next exchange. They are
+    told whatever the free slots. `next_at` counts the slots to come."""
     gone: bool = False
     """The store does not know this incarnation: it was declared dead, or retired. It owns nothing and got nothing."""
 
@@ -185,6 +227,12 @@ class Registration(Struct, kw_only=True):
     pid: int
     queues: list[str]
     workflows: list[str]
+    versions: dict[str, list[str]] = {}
+    """By workflow: the versions whose pinned runs it serves. Runs that are not pinned it serves always."""
+    sessions: int = 0
+    """The most sessions that it owns at a time; 0 for none."""
+    session_idle: Millis = 60_000
+    """How long it keeps a session of which no run is there."""
     concurrency: int
     lease: Millis
 
@@ -210,6 +258,8 @@ class Topic(StrEnum):
     """Something may be ready to be claimed, cancelled, or seen by a watch: for workers."""
     ENDED = "ended"
     """A run may have ended: for those who wait for results."""
+    STATUS = "status"
+    """A run may have told of its progress: for those who follow it."""
 
 
 class Subscription(Protocol):
@@ -307,6 +357,83 @@ class Store(Protocol):
 
     async def workers(self) -> list[WorkerRecord]:
         """The incarnations whose lease has not ended."""
+        ...
+
+    async def delete(self, run_id: str, *, force: bool = False) -> int:
+        """Removes a run and its descendants with all that is kept of them; returns how many runs.
+
+        Raises `RunNotEnded` when one of them has not ended, unless `force`: then nothing that its late worker says
+        brings it back. Raises `RunNotFound`."""
+        ...
+
+    async def retry_many(self, query: RunQuery, *, dry_run: bool = False) -> list[str]:
+        """`retry` for the failed (or cancelled, as the query says) runs that match, at most `query.limit`; their ids.
+        With `dry_run` only says which."""
+        ...
+
+    async def failures(self, query: RunQuery) -> list[FailureCause]:
+        """Failed runs by cause, most first."""
+        ...
+
+    async def label(self, run_id: str, labels: dict[str, str]) -> None:
+        """Adds to, or changes, the labels of a run; an empty value removes one. Raises `RunNotFound`."""
+        ...
+
+    # --- batches
+
+    async def open_batch(self, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+        """Makes the runs of a batch (all or none, whatever their number; a repeat changes nothing) and, when all have
+        ended, the run that is the callback."""
+        ...
+
+    async def batch(self, batch: str) -> BatchRecord | None: ...
+
+    # --- limits and pauses
+
+    async def set_limits(self, scope: Scope, limits: Limits, who: str, *, declared: bool = False) -> LimitRecord:
+        """Sets what holds for a scope from now on, as a new revision if it differs; returns what holds.
+
+        `declared` says that code asks for it: then it is set only if nothing was ever set for the scope, and otherwise
+        what is stored stands. Lowering a limit takes nothing from runs that are running."""
+        ...
+
+    async def pause(self, scope: Scope, who: str, *, paused: bool = True) -> LimitRecord:
+        """Keeps runs of a scope from beginning (or lets them again), as a revision. What runs goes on; starts are
+        accepted."""
+        ...
+
+    async def limits(self) -> list[LimitRecord]:
+        """What is stored for scopes, with how much of it is used."""
+        ...
+
+    async def revisions(self, scope: Scope | None = None, *, limit: int = 50) -> list[Revision]:
+        """The changes, latest first."""
+        ...
+
+    async def queues(self) -> list[QueueReport]: ...
+
+    # --- schedules
+
+    async def put_schedule(self, schedule: Schedule, next_slot: Millis | None, *, declared: bool) -> ScheduleRecord:
+        """Keeps a schedule by its name. One that is there already with the same timing keeps its next slot and pause;
+        other timing takes `next_slot`. A declared one does not overwrite one that was added at run time."""
+        ...
+
+    async def schedules(self) -> list[ScheduleRecord]: ...
+
+    async def pause_schedule(self, name: str, *, paused: bool = True) -> ScheduleRecord:
+        """Raises `ScheduleNotFound`."""
+        ...
+
+    async def remove_schedule(self, name: str) -> None:
+        """Raises `ScheduleNotFound`."""
+        ...
+
+    # --- retention
+
+    async def prune(self, policies: Sequence[Retention], *, limit: int) -> int:
+        """Removes at most `limit` runs that ended and that the policies let go, with everything of them, oldest end
+        first (by the order of finishing, not the millisecond); returns how many. A run whose parent lives stays."""
         ...
 
     # --- workers
