@@ -1,8 +1,8 @@
 """Reads pages of Markdown and runs the code in them, so that what the documentation says is what the library does.
 
 The ```python blocks of a page run one after the other as one module; `await` may stand at the top level. Blocks of
-```bash run in the same directory when all of their commands are `perdure …`, `python …` or `pytest …`. What a block needs beyond that is said
-in a comment above it, which readers don't see:
+```bash run in the same directory when all of their commands are `perdure …`, `python …` or `pytest …`. What a block
+needs beyond that is said in a comment above it, which readers don't see:
 
 - `<!-- test: file shop.py -->` also writes the block to that file; later blocks and commands find it there.
 - `<!-- test: worker -->` has a worker serve the page's `app` while the block runs.
