@@ -74,6 +74,13 @@ class App:
         retry: Retry | None = None,
         timeout: timedelta | float | None = None,
         max_crashes: int = 5,
+        version: str | None = None,
+        accepts: Sequence[str] = (),
+        group: str | Callable[..., str] | None = None,
+        group_limit: int = 1,
+        group_keep: bool = True,
+        session: str | Callable[..., str] | None = None,
+        unique: str | Callable[..., str] | None = None,
     ) -> WorkflowDecorator: ...
     def workflow(
         self,
@@ -86,6 +93,13 @@ class App:
         retry: Retry | None = None,
         timeout: timedelta | float | None = None,
         max_crashes: int = 5,
+        version: str | None = None,
+        accepts: Sequence[str] = (),
+        group: str | Callable[..., str] | None = None,
+        group_limit: int = 1,
+        group_keep: bool = True,
+        session: str | Callable[..., str] | None = None,
+        unique: str | Callable[..., str] | None = None,
     ) -> Workflow[P, Any] | WorkflowDecorator:
         """Makes a function a workflow of this app.
 
@@ -100,6 +114,13 @@ class App:
         - `timeout`: seconds or a timedelta in which a run must end; then it fails with `DeadlineExceeded`.
         - `max_crashes`: how often in a row, without a step's progress, a run may take its worker's process with it
           before it ends as failed.
+        - `version`: pins the runs that this code starts to workers that serve that version; `accepts` names others
+          whose runs this code can take. A run without a version goes to any worker that knows the workflow.
+        - `group`: a text, or a function of the workflow's arguments that gives one. Runs of one group go one after the
+          other, in order; `group_limit` of them at a time. With `group_keep=False` a run gives up its place in the
+          group while it waits or backs off.
+        - `session`: likewise; ties runs to the worker that holds something for the session.
+        - `unique`: likewise; one live run per key.
 
             @app.workflow(retry=Retry(attempts=3))
             async def fulfil(order: Order) -> Receipt: ...
@@ -114,6 +135,13 @@ class App:
             retry=retry,
             timeout=None if timeout is None else millis(timeout, "timeout"),
             max_crashes=max_crashes,
+            version="" if version is None else check_name(version, "a version"),
+            accepts=tuple(check_name(one, "a version") for one in accepts),
+            group=group,
+            group_limit=check_limit(group_limit, "group_limit"),
+            group_keep=group_keep,
+            session=session,
+            unique=unique,
         )
         return decorator if fn is None else decorator(fn)
 
@@ -258,24 +286,10 @@ class App:
 class WorkflowDecorator:
     """What `@app.workflow(…)` with arguments gives."""
 
-    def __init__(
-        self,
-        app: App,
-        *,
-        name: str | None,
-        queue: str,
-        priority: int,
-        retry: Retry | None,
-        timeout: int | None,
-        max_crashes: int,
-    ) -> None:
+    def __init__(self, app: App, *, name: str | None, **kept: Any) -> None:
         self._app = app
         self._name = name
-        self._queue = queue
-        self._priority = priority
-        self._retry = retry
-        self._timeout = timeout
-        self._max_crashes = max_crashes
+        self._kept = kept
 
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
@@ -285,9 +299,7 @@ class WorkflowDecorator:
         if isinstance(fn, Workflow | Step) or not callable(fn):
             raise DefinitionError(f"@app.workflow goes on a function, not on {fn!r}")
         name = function_name(fn, self._name, "workflow")
-        definition = WorkflowDefinition(
-            name, fn, self._queue, self._priority, self._retry, self._timeout, self._max_crashes
-        )
+        definition = WorkflowDefinition(name, fn, **self._kept)
         workflow: Workflow[P, Any] = Workflow(self._app, fn, definition)
         self._app.add(workflow)
         return workflow

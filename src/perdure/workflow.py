@@ -17,7 +17,7 @@ from perdure.engine.execution import ContinueAsNew
 from perdure.engine.scope import Scope, scope_here, scope_needed
 from perdure.engine.waits import child_id, result_of, start_child
 from perdure.errors import IdConflict, InvalidInput, NotInWorkflow
-from perdure.model import Millis, Start, Started
+from perdure.model import Millis, OnConflict, Start, Started, Unique
 from perdure.run import Run
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_MOST_LABELS = 20
 _BATCH = 1000
 """Runs that one call to the store makes, so that a start of very many does not hold up everybody else's writes."""
 
@@ -42,6 +43,12 @@ class StartOptions:
     delay: Millis | None = None
     at: Millis | None = None
     timeout: Millis | None = None
+    group: str | None = None
+    session: str | None = None
+    unique: str | None = None
+    on_conflict: OnConflict = OnConflict.EXISTING
+    period: Millis = 0
+    labels: dict[str, str] | None = None
 
 
 class Workflow(Generic[P, R]):
@@ -95,6 +102,13 @@ class Workflow(Generic[P, R]):
         delay: timedelta | float | None = None,
         at: datetime | None = None,
         timeout: timedelta | float | None = None,
+        group: str | None = None,
+        session: str | None = None,
+        unique: str | None = None,
+        on_conflict: OnConflict | str = OnConflict.EXISTING,
+        debounce: timedelta | float | None = None,
+        throttle: timedelta | float | None = None,
+        labels: dict[str, str] | None = None,
     ) -> StartCall[P, R]:
         """Options for a start: `fulfil.options(id="order-7").start(order)`.
 
@@ -105,9 +119,34 @@ class Workflow(Generic[P, R]):
         - `delay` (seconds or a timedelta) or `at` (an aware datetime): not before then.
         - `timeout`: seconds or a timedelta, from the time that it may start, in which the run must end; then it is
           cancelled and fails with `DeadlineExceeded`.
+        - `group`: runs of one group go one after the other, in order (or as many at a time as the workflow's
+          `group_limit` or the stored limit says).
+        - `session`: ties the run to the worker that holds something for that session; the first one that takes a run
+          of it owns it.
+        - `unique`: one live run per key of this workflow. A second start gives a handle on the first with `existed`
+          set; with `on_conflict="replace"` a run that has not begun takes the new input. The key is free when the run
+          ends, however it ends.
+        - `debounce` (seconds or a timedelta, with `unique`): each start puts the run that has not begun off to that
+          long from now, with the latest input.
+        - `throttle` (seconds or a timedelta, with `unique`): at most one start in that time; another one gives the
+          first one's handle, even when it has ended.
+        - `labels`: small texts by which runs can be listed.
 
         Raises `InvalidInput` at once.
         """
+        period = 0
+        conflict = _on_conflict(on_conflict)
+        if debounce is not None or throttle is not None:
+            if unique is None and self.definition.unique is None:
+                raise InvalidInput("debounce= and throttle= go with unique=: they are for runs of one key")
+            if debounce is not None and throttle is not None:
+                raise InvalidInput("give debounce= or throttle=, not both")
+            conflict = OnConflict.THROTTLE if debounce is None else OnConflict.DEBOUNCE
+            period = millis(debounce, "debounce") if debounce is not None else millis(throttle or 0, "throttle")
+            if not period:
+                raise InvalidInput("debounce= and throttle= are longer than nothing")
+            if debounce is not None and (delay is not None or at is not None):
+                raise InvalidInput("debounce= says when the run begins: leave out delay= and at=")
         if delay is not None and at is not None:
             raise InvalidInput("give delay= or at=, not both")
         if id is not None:
@@ -125,8 +164,18 @@ class Workflow(Generic[P, R]):
                 None if delay is None else millis(delay, "delay"),
                 None if at is None else epoch_millis(at, "at"),
                 None if timeout is None else millis(timeout, "timeout"),
+                None if group is None else check_name(group, "a group"),
+                None if session is None else check_name(session, "a session"),
+                None if unique is None else check_name(unique, "a unique key"),
+                conflict,
+                period,
+                None if labels is None else check_labels(labels),
             ),
         )
+
+    def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+        """The start that a call with these arguments would be."""
+        return StartCall(self, StartOptions()).make(args, kwargs)
 
     def get(self, run_id: str) -> Run[R]:
         """A handle on a run of this workflow, typed by its result."""
@@ -165,7 +214,7 @@ class StartCall(Generic[P, R]):
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Call[Run[R]]:
         """See `Workflow.start`."""
-        start = self._start(args, kwargs)
+        start = self.make(args, kwargs)
         scope = _workflow_scope()
         what = f"start of {self._workflow.name}"
         if scope is None:
@@ -175,7 +224,7 @@ class StartCall(Generic[P, R]):
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """See `Workflow.run`."""
-        start = self._start(args, kwargs)
+        start = self.make(args, kwargs)
         scope = _workflow_scope()
         what = f"run of {self._workflow.name}"
         if scope is None:
@@ -207,7 +256,7 @@ class StartCall(Generic[P, R]):
                 )
             arguments = cast("tuple[Any, ...]", item if several else (item,))
             try:
-                starts.append(self._start(arguments, {}))
+                starts.append(self.make(arguments, {}))
             except InvalidInput as error:
                 error.add_note(f"at item {number} of start_many; no run was started")
                 raise
@@ -224,7 +273,8 @@ class StartCall(Generic[P, R]):
 
     # ---
 
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+    def make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+        """The start that a call with these arguments is."""
         workflow, options = self._workflow, self._options
         definition = workflow.definition
         return Start(
@@ -237,7 +287,19 @@ class StartCall(Generic[P, R]):
             delay=options.delay,
             timeout=definition.timeout if options.timeout is None else options.timeout,
             max_crashes=definition.max_crashes,
+            version=definition.version,
+            group=_key(definition.group if options.group is None else options.group, "a group", args, kwargs),
+            group_limit=definition.group_limit,
+            group_keep=definition.group_keep,
+            session=_key(definition.session if options.session is None else options.session, "a session", args, kwargs),
+            unique=self._unique(args, kwargs),
+            labels=options.labels or {},
         )
+
+    def _unique(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Unique | None:
+        options, definition = self._options, self._workflow.definition
+        key = _key(definition.unique if options.unique is None else options.unique, "a unique key", args, kwargs)
+        return Unique(key, options.on_conflict, options.period) if key else None
 
     def _child(self, scope: Scope, start: Start) -> tuple[str, Start]:
         key = scope.key(self._workflow.name)
@@ -288,6 +350,38 @@ def check_queue(queue: str) -> str:
     if not isinstance(queue, str) or not 0 < len(queue) <= 200 or not queue.isprintable() or "," in queue:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInput(f"a queue's name is a string of 1 to 200 printable characters without commas, not {queue!r}")
     return queue
+
+
+def check_name(name: str, what: str) -> str:
+    """A key that the user makes up (of a group, a session, a unique run), or `InvalidInput`."""
+    if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"{what} is named by 1 to 200 printable characters, not by {name!r}")
+    return name
+
+
+def check_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Labels as they may be, or `InvalidInput`."""
+    if len(labels) > _MOST_LABELS:
+        raise InvalidInput(f"a run has at most {_MOST_LABELS} labels, not {len(labels)}; larger data goes into its input")
+    for name, value in labels.items():
+        check_name(name, "a label")
+        check_name(value, f"the value of label {name}")
+    return labels
+
+
+def _key(
+    given: str | Callable[..., str] | None, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
+    """A key that is given, or made of the input; "" when there is none."""
+    if given is None:
+        return ""
+    return check_name(given if isinstance(given, str) else given(*args, **kwargs), what)
+
+
+def _on_conflict(given: OnConflict | str) -> OnConflict:
+    if given not in (OnConflict.EXISTING, OnConflict.REPLACE):
+        raise InvalidInput(f"on_conflict is 'existing' or 'replace', not {given!r}; see also debounce= and throttle=")
+    return OnConflict(given)
 
 
 def check_priority(priority: int) -> int:

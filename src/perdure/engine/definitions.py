@@ -44,10 +44,23 @@ class WorkflowDefinition:
     retry: Retry | None
     timeout: Millis | None
     max_crashes: int
+    version: str = ""
+    accepts: tuple[str, ...] = ()
+    """Other versions whose runs this code can take."""
+    group: str | Callable[..., str] | None = None
+    group_limit: int = 1
+    group_keep: bool = True
+    session: str | Callable[..., str] | None = None
+    unique: str | Callable[..., str] | None = None
 
     @cached_property
     def signature(self) -> Signature:
         return Signature(self.fn, f"workflow {self.name}")
+
+    @property
+    def versions(self) -> list[str]:
+        """The versions whose pinned runs it serves."""
+        return [version for version in (self.version, *self.accepts) if version]
 
     @cached_property
     def is_async(self) -> bool:
