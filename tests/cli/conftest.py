@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from perdure import App
 from perdure.cli import cli
@@ -17,7 +19,21 @@ from perdure.cli.target import load_app
 
 from .kit import SHOP
 
-Run: TypeAlias = Callable[..., Result]
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended and what it said."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+Run: TypeAlias = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -53,11 +69,14 @@ def app(shop: Path) -> Iterator[App]:
 def perdure(folder: Path) -> Run:
     """Runs the command; gives its exit code and output."""
 
-    def run(*args: str, input: str | None = None, env: dict[str, str | None] | None = None) -> Result:
-        result = CliRunner().invoke(cli, args, prog_name="perdure", input=input, env=env)
+    # Before click 8.2 the two streams were mixed unless told otherwise.
+    options: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+
+    def run(*args: str, input: str | None = None, env: dict[str, str | None] | None = None) -> Outcome:
+        result = CliRunner(**options).invoke(cli, args, prog_name="perdure", input=input, env=env)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
-        return result
+        return Outcome(result.exit_code, result.stdout, result.stderr)
 
     return run
 

@@ -195,6 +195,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.start_worker(LANES[0], LEASES[1])
         self.enqueue(data, 4)
         self.claim(data, 4)
+        if data.draw(st.booleans()):
+            self.live_or_die(data, "dies")
+            self.claim(data, 4)
 
     @rule(data=st.data(), number=st.integers(1, 4))
     def enqueue(self, data: st.DataObject, number: int) -> None:
@@ -369,7 +372,7 @@ def test_a_store_does_what_the_model_does(backend: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
+            max_examples=70,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
