@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.call import Call
 from perdure.errors import InvalidInput
-from perdure.model import LimitRecord, Limits, QueueReport, Revision, Scope, ScopeKind
-from perdure.rates import check_limit, parse_rate
+from perdure.model import LimitRecord, Limits, Revision, Scope, ScopeKind
+from perdure.options import check_name, check_queue
+from perdure.rates import check_limit, parse_rate, show_limits, show_scope
+from perdure.stores.base import Store
 
 if TYPE_CHECKING:
-    from perdure.client import Client
-    from perdure.stores.base import Store
+    from perdure.app import App
 
 T = TypeVar("T")
+
+logger = logging.getLogger("perdure.worker")
 
 
 class LimitControl:
@@ -29,8 +33,8 @@ class LimitControl:
         await app.limits.pause(queue="mail")
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, app: App) -> None:
+        self._app = app
         self._declared: dict[Scope, Limits] = {}
 
     @property
@@ -74,13 +78,10 @@ class LimitControl:
         scope, limits = scope_of(queue, workflow, group), limits_of(running, rate, burst)
         return self._call(lambda store: store.set_limits(scope, limits, who or whoami()), "limits.set()")
 
-    def apply(self, *, who: str | None = None) -> Call[list[LimitRecord]]:
+    def apply(self, *, who: str | None = None) -> Call[Sequence[LimitRecord]]:
         """Makes what code declares hold, whatever is stored: for a step of a deploy."""
 
-        async def apply(store: Store) -> list[LimitRecord]:
-            return [await store.set_limits(scope, limits, who or whoami()) for scope, limits in self._declared.items()]
-
-        return self._call(apply, "limits.apply()")
+        return self._call(lambda store: self._put(store, who or whoami(), declared=False), "limits.apply()")
 
     def pause(
         self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
@@ -96,42 +97,52 @@ class LimitControl:
         scope = scope_of(queue, workflow, group)
         return self._call(lambda store: store.pause(scope, who or whoami(), paused=False), "limits.resume()")
 
-    def list(self) -> Call[list[LimitRecord]]:
+    def list(self) -> Call[Sequence[LimitRecord]]:
         """What is stored, with how many runs count against each now."""
         return self._call(lambda store: store.limits(), "limits.list()")
 
-    def history(self, *, limit: int = 50) -> Call[list[Revision]]:
+    def history(self, *, limit: int = 50) -> Call[Sequence[Revision]]:
         """The changes, latest first."""
         return self._call(lambda store: store.revisions(limit=limit), "limits.history()")
 
-    def queues(self) -> Call[list[QueueReport]]:
-        """Each queue at this moment: depth, age, what runs, what is held and why."""
-        return self._call(lambda store: store.queues(), "limits.queues()")
+    async def declare_all(self, store: Store) -> None:
+        """For a worker that starts: puts what code declares where nothing was set, and says what stands instead."""
+        for record in await self._put(store, whoami(), declared=True):
+            wanted = self._declared[record.scope]
+            if record.limits != wanted:
+                logger.warning(
+                    "code declares %s for %s, and %s stands (revision %d, by %s); `perdure limits apply` changes that",
+                    show_limits(wanted),
+                    show_scope(record.scope),
+                    show_limits(record.limits),
+                    record.revision,
+                    record.who,
+                )
+
+    async def _put(self, store: Store, who: str, *, declared: bool) -> Sequence[LimitRecord]:
+        return [
+            await store.set_limits(scope, limits, who, declared=declared) for scope, limits in self._declared.items()
+        ]
 
     def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
         async def call() -> T:
-            return await work(await self._client.store())
+            return await work(await self._app.client.store())
 
         return Call(call, what)
 
 
 def scope_of(queue: str | None, workflow: str | None, group: str | None) -> Scope:
     """The one scope that is named; the namespace when none is."""
-    named = [
-        (kind, name)
-        for kind, name in (
-            (ScopeKind.QUEUE, queue), (ScopeKind.WORKFLOW, workflow), (ScopeKind.GROUP, group)
-        )
+    named = {
+        kind: name
+        for kind, name in ((ScopeKind.QUEUE, queue), (ScopeKind.WORKFLOW, workflow), (ScopeKind.GROUP, group))
         if name is not None
-    ]
+    }
     if len(named) > 1:
         raise InvalidInput("name one of queue, workflow and group, not several: each scope has limits of its own")
-    if not named:
-        return Scope(ScopeKind.NAMESPACE)
-    kind, name = named[0]
-    if not name or len(name) > 200 or not name.isprintable():
-        raise InvalidInput(f"the name of a {kind} is 1 to 200 printable characters, not {name!r}")
-    return Scope(kind, name)
+    for kind, name in named.items():
+        return Scope(kind, check_queue(name) if kind is ScopeKind.QUEUE else check_name(name, f"a {kind}"))
+    return Scope(ScopeKind.NAMESPACE)
 
 
 def limits_of(running: int | None, rate: str | None, burst: int | None) -> Limits:

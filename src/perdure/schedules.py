@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from enum import StrEnum
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from perdure.call import Call
 from perdure.clock import epoch_millis, millis, moment
-from perdure.cron import check_schedule, next_slots, slot_run_id
-from perdure.errors import DefinitionError, ScheduleNotFound
-from perdure.model import Millis, Missed, Overlap, Schedule, ScheduleRecord
+from perdure.cron import check_schedule, next_slots
+from perdure.errors import DefinitionError, InvalidInput, ScheduleNotFound
+from perdure.model import Missed, Overlap, Schedule, ScheduleRecord, Start
+from perdure.options import check_name
 from perdure.run import Run
 from perdure.stores.base import Store
 
 if TYPE_CHECKING:
     from perdure.app import App
-    from perdure.workflow import Workflow
 
 T = TypeVar("T")
-W = TypeVar("W", bound="Workflow[..., Any]")
+Choice = TypeVar("Choice", bound=StrEnum)
+
+_SHOWN = 5
 
 logger = logging.getLogger("perdure.worker")
+
+
+class Starter(Protocol):
+    """What a schedule starts: a workflow, or one with options."""
+
+    def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start: ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class ScheduleStatus:
 
     record: ScheduleRecord
     upcoming: list[datetime]
-    """The next five slots; none when it is over. A paused one has them too: they will not fire while it is paused."""
+    """The next five times, in UTC; none when it is over. A paused one has them too, but does not fire."""
 
     @property
     def name(self) -> str:
@@ -42,33 +54,41 @@ class ScheduleStatus:
     def paused(self) -> bool:
         return self.record.paused
 
+    @property
+    def declared(self) -> bool:
+        """Whether code declared it; otherwise it was added at run time."""
+        return self.record.declared
+
 
 class ScheduleControl:
     """`app.schedules`: adds, lists, pauses, triggers and removes schedules at run time.
 
-        await app.schedules.add("nightly", report, "0 3 * * *", tz="Europe/Berlin")
+    await app.schedules.add("nightly", report, "0 3 * * *", tz="Europe/Berlin")
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._declared: dict[str, Schedule] = {}
+        self._declared: dict[str, tuple[Schedule, Callable[[], Start]]] = {}
 
     @property
     def declared(self) -> dict[str, Schedule]:
         """What code asks for with `@app.schedule`, by name."""
-        return dict(self._declared)
+        return {name: replace(timing, start=start()) for name, (timing, start) in self._declared.items()}
 
-    def declare(self, schedule: Schedule) -> None:
-        """Has a schedule put into the store when a worker starts; `DefinitionError` when the name is taken."""
-        known = self._declared.get(schedule.name)
-        if known is not None and known.start.workflow != schedule.start.workflow:
-            raise DefinitionError(f"two schedules are named {schedule.name!r}; give one another name with name=")
-        self._declared[schedule.name] = schedule
+    def declare(self, timing: Schedule, start: Callable[[], Start]) -> None:
+        """Has a schedule put into the store when a worker starts; `DefinitionError` when the name is another's.
+
+        `start` is made then: types that its arguments need may be defined further down in the module.
+        """
+        known = self._declared.get(timing.name)
+        if known is not None and known[0] != timing:
+            raise DefinitionError(f"two schedules are named {timing.name!r}; give one another name with name=")
+        self._declared[timing.name] = (timing, start)
 
     def add(
         self,
         name: str,
-        workflow: Workflow[..., Any],
+        workflow: Starter,
         cron: str | None = None,
         *,
         args: tuple[Any, ...] = (),
@@ -80,55 +100,62 @@ class ScheduleControl:
         overlap: Overlap | str = Overlap.ALLOW,
         jitter: timedelta | float = 0,
     ) -> Call[ScheduleStatus]:
-        """Adds a schedule, or changes the one of that name. See `App.schedule` for the parameters."""
-        schedule = make_schedule(
-            name, workflow, cron, args=args, every=every, at=at, tz=tz, missed=missed, missed_limit=missed_limit,
-            overlap=overlap, jitter=jitter,
+        """Adds a schedule, or changes the one of that name. See `App.schedule` for the parameters.
+
+        `workflow` may have options for the runs: `report.options(queue="slow")`.
+        """
+        timing = make_timing(
+            name,
+            cron,
+            every=every,
+            at=at,
+            tz=tz,
+            missed=missed,
+            missed_limit=missed_limit,
+            overlap=overlap,
+            jitter=jitter,
         )
+        schedule = replace(timing, start=workflow.make_start(args, {}))
 
         async def add(store: Store) -> ScheduleStatus:
-            return self._status(await _put(store, schedule, declared=False))
+            return _status(await _put(store, schedule, declared=False))
 
         return self._call(add, "schedules.add()")
 
-    def list(self) -> Call[list[ScheduleStatus]]:
-        """All schedules of the store, by name, each with its next five slots."""
+    def list(self) -> Call[Sequence[ScheduleStatus]]:
+        """All schedules of the store, by name, each with its next five times."""
 
-        async def list_(store: Store) -> list[ScheduleStatus]:
-            return [self._status(record) for record in await store.schedules()]
+        async def all_of_them(store: Store) -> Sequence[ScheduleStatus]:
+            return [_status(record) for record in await store.schedules()]
 
-        return self._call(list_, "schedules.list()")
+        return self._call(all_of_them, "schedules.list()")
 
     def pause(self, name: str) -> Call[ScheduleStatus]:
         """Keeps a schedule from firing. Raises `ScheduleNotFound`."""
 
         async def pause(store: Store) -> ScheduleStatus:
-            return self._status(await store.pause_schedule(name, paused=True))
+            return _status(await store.pause_schedule(name))
 
         return self._call(pause, "schedules.pause()")
 
     def resume(self, name: str) -> Call[ScheduleStatus]:
-        """Lets it fire again; slots of the pause are treated as missed ones. Raises `ScheduleNotFound`."""
+        """Lets it fire again, from its next time on: those that passed during the pause are left out, whatever
+        `missed` says. Raises `ScheduleNotFound`."""
 
         async def resume(store: Store) -> ScheduleStatus:
-            return self._status(await store.pause_schedule(name, paused=False))
+            schedule = (await self._find(store, name)).schedule
+            upcoming = next_slots(schedule, await store.now(), 1)
+            return _status(await store.pause_schedule(name, paused=False, next_slot=upcoming[0] if upcoming else None))
 
         return self._call(resume, "schedules.resume()")
 
     def trigger(self, name: str) -> Call[Run[Any]]:
-        """Starts a run of the schedule now, beside its slots. Raises `ScheduleNotFound`."""
+        """Starts a run of the schedule now, beside its times. Raises `ScheduleNotFound`."""
 
         async def trigger(store: Store) -> Run[Any]:
-            from secrets import token_hex
-
-            from msgspec.structs import replace
-
-            for record in await store.schedules():
-                if record.schedule.name == name:
-                    start = replace(record.schedule.start, id=f"{name}@now-{token_hex(4)}")
-                    await store.enqueue([start])
-                    return self._app.run(start.id)
-            raise ScheduleNotFound(f"there is no schedule {name!r}")
+            start = (await self._find(store, name)).schedule.start
+            [started] = await store.enqueue([replace(start, id=f"{name}/now-{token_hex(4)}")])
+            return self._app.run(started.id)
 
         return self._call(trigger, "schedules.trigger()")
 
@@ -139,21 +166,39 @@ class ScheduleControl:
 
     async def declare_all(self, store: Store) -> None:
         """For a worker that starts: puts what code declares, and says what the store has beside it."""
-        for schedule in self._declared.values():
-            await _put(store, schedule, declared=True)
-        for record in await store.schedules():
-            name = record.schedule.name
-            if record.declared and name not in self._declared and record.schedule.start.workflow in self._app.workflows:
+        declared = self.declared
+        for schedule in declared.values():
+            record = await _put(store, schedule, declared=True)
+            if not record.declared:
                 logger.warning(
-                    "schedule %s is in the store, and no code declares it (renamed?): it goes on firing; remove it with"
-                    " `perdure schedules remove %s`", name, name,
+                    "schedule %s was added or changed at run time, and that stands; `perdure schedules remove %s` and a"
+                    " restart bring back what code declares",
+                    schedule.name,
+                    schedule.name,
                 )
+        for name in await self.renamed(store):
+            logger.warning(
+                "schedule %s is in the store, and no code declares it (was it renamed?): it goes on firing; remove it"
+                " with `perdure schedules remove %s`",
+                name,
+                name,
+            )
 
-    def _status(self, record: ScheduleRecord) -> ScheduleStatus:
-        upcoming: list[Millis] = []
-        if record.next_slot is not None:
-            upcoming = [record.next_slot, *next_slots(record.schedule, record.next_slot, 4)]
-        return ScheduleStatus(record, [moment(slot) for slot in upcoming])
+    async def renamed(self, store: Store) -> Sequence[str]:
+        """Schedules of this app's workflows that code declared once, and does not any more."""
+        return [
+            record.schedule.name
+            for record in await store.schedules()
+            if record.declared
+            and record.schedule.name not in self._declared
+            and record.schedule.start.workflow in self._app.workflows
+        ]
+
+    async def _find(self, store: Store, name: str) -> ScheduleRecord:
+        for record in await store.schedules():
+            if record.schedule.name == name:
+                return record
+        raise ScheduleNotFound(f"there is no schedule {name!r} in this store; `perdure schedules list` shows them")
 
     def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
         async def call() -> T:
@@ -162,12 +207,10 @@ class ScheduleControl:
         return Call(call, what)
 
 
-def make_schedule(
+def make_timing(
     name: str,
-    workflow: Workflow[..., Any],
     cron: str | None,
     *,
-    args: tuple[Any, ...],
     every: timedelta | float | None,
     at: datetime | None,
     tz: str,
@@ -176,27 +219,38 @@ def make_schedule(
     overlap: Overlap | str,
     jitter: timedelta | float,
 ) -> Schedule:
-    """A schedule, checked: `InvalidInput` names what can't be."""
+    """A schedule that starts nothing yet, checked: `InvalidInput` names what can't be."""
     schedule = Schedule(
-        name=name,
+        name=check_name(name, "a schedule"),
         cron=cron,
         tz=tz,
         every=None if every is None else millis(every, "every"),
         at=None if at is None else epoch_millis(at, "at"),
-        start=workflow.make_start(args, {}),
-        missed=missed,  # pyright: ignore[reportArgumentType] (checked below)
+        start=Start("", "", "", "{}"),
+        missed=_one_of(Missed, missed, "missed"),
         missed_limit=missed_limit,
-        overlap=overlap,  # pyright: ignore[reportArgumentType]
+        overlap=_one_of(Overlap, overlap, "overlap"),
         jitter=millis(jitter, "jitter"),
     )
     check_schedule(schedule)
     return schedule
 
 
+def _one_of(kind: type[Choice], given: Choice | str, what: str) -> Choice:
+    try:
+        return kind(given)
+    except ValueError:
+        known = ", ".join(kind)
+        raise InvalidInput(f"{what}= is one of {known}, not {given!r}") from None
+
+
 async def _put(store: Store, schedule: Schedule, *, declared: bool) -> ScheduleRecord:
-    now = await store.now()
-    upcoming = next_slots(schedule, now, 1)
+    upcoming = next_slots(schedule, await store.now(), 1)
     return await store.put_schedule(schedule, upcoming[0] if upcoming else None, declared=declared)
 
 
-__all__ = ["ScheduleControl", "ScheduleStatus", "make_schedule", "slot_run_id"]
+def _status(record: ScheduleRecord) -> ScheduleStatus:
+    if record.next_slot is None:
+        return ScheduleStatus(record, [])
+    later = next_slots(record.schedule, record.next_slot, _SHOWN - 1)
+    return ScheduleStatus(record, [moment(slot) for slot in (record.next_slot, *later)])

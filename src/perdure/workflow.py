@@ -3,52 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import update_wrapper
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
+from perdure.batch import Batch
 from perdure.call import Call
-from perdure.clock import epoch_millis, millis
-from perdure.engine.definitions import WorkflowDefinition
+from perdure.engine.definitions import WorkflowDefinition, function_name
 from perdure.engine.execution import ContinueAsNew
 from perdure.engine.scope import Scope, scope_here, scope_needed
-from perdure.engine.waits import child_id, result_of, start_child
-from perdure.errors import IdConflict, InvalidInput, NotInWorkflow
-from perdure.model import Millis, OnConflict, Start, Started, Unique
+from perdure.engine.waits import child_id, open_batch, result_of, start_child
+from perdure.errors import DefinitionError, IdConflict, InvalidInput, NotInWorkflow
+from perdure.model import OnConflict, Start, Started, Unique
+from perdure.options import StartOptions, key_of, start_options
 from perdure.run import Run
+from perdure.step import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from perdure.app import App
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MOST_LABELS = 20
-_BATCH = 1000
+_MANY = 1000
 """Runs that one call to the store makes, so that a start of very many does not hold up everybody else's writes."""
-
-
-@dataclass(frozen=True)
-class StartOptions:
-    """What holds for one start, where it differs from the workflow."""
-
-    id: str | None = None
-    queue: str | None = None
-    priority: int | None = None
-    delay: Millis | None = None
-    at: Millis | None = None
-    timeout: Millis | None = None
-    group: str | None = None
-    session: str | None = None
-    unique: str | None = None
-    on_conflict: OnConflict = OnConflict.EXISTING
-    period: Millis = 0
-    labels: dict[str, str] | None = None
 
 
 class Workflow(Generic[P, R]):
@@ -93,6 +73,19 @@ class Workflow(Generic[P, R]):
         """
         return StartCall(self, StartOptions()).start_many(inputs)
 
+    def start_batch(self, inputs: Iterable[Any], *, callback: Workflow[[str], Any] | None = None) -> Call[Batch[R]]:
+        """Makes a run for each item, as `start_many` does, and a handle on them all: a batch.
+
+        All of the runs are made, or none. `callback` is a workflow that is started, with the batch's id as its
+        argument, when all of them have ended, however they ended; exactly once. `options(id=…)` makes the start of the
+        batch idempotent. Raises `InvalidInput`.
+
+            batch = await parse.start_batch(paths, callback=report)
+            async for run in batch.ended():
+                ...
+        """
+        return StartCall(self, StartOptions()).start_batch(inputs, callback=callback)
+
     def options(
         self,
         *,
@@ -119,8 +112,8 @@ class Workflow(Generic[P, R]):
         - `delay` (seconds or a timedelta) or `at` (an aware datetime): not before then.
         - `timeout`: seconds or a timedelta, from the time that it may start, in which the run must end; then it is
           cancelled and fails with `DeadlineExceeded`.
-        - `group`: runs of one group go one after the other, in order (or as many at a time as the workflow's
-          `group_limit` or the stored limit says).
+        - `group`: runs of one group and queue go one after the other, in order (or as many at a time as the workflow's
+          `group_limit` or the stored limit says); groups take turns.
         - `session`: ties the run to the worker that holds something for that session; the first one that takes a run
           of it owns it.
         - `unique`: one live run per key of this workflow. A second start gives a handle on the first with `existed`
@@ -134,52 +127,35 @@ class Workflow(Generic[P, R]):
 
         Raises `InvalidInput` at once.
         """
-        period = 0
-        conflict = _on_conflict(on_conflict)
-        if debounce is not None or throttle is not None:
-            if unique is None and self.definition.unique is None:
-                raise InvalidInput("debounce= and throttle= go with unique=: they are for runs of one key")
-            if debounce is not None and throttle is not None:
-                raise InvalidInput("give debounce= or throttle=, not both")
-            conflict = OnConflict.THROTTLE if debounce is None else OnConflict.DEBOUNCE
-            period = millis(debounce, "debounce") if debounce is not None else millis(throttle or 0, "throttle")
-            if not period:
-                raise InvalidInput("debounce= and throttle= are longer than nothing")
-            if debounce is not None and (delay is not None or at is not None):
-                raise InvalidInput("debounce= says when the run begins: leave out delay= and at=")
-        if delay is not None and at is not None:
-            raise InvalidInput("give delay= or at=, not both")
-        if id is not None:
-            _check_id(id)
-        if queue is not None:
-            check_queue(queue)
-        if priority is not None:
-            check_priority(priority)
-        return StartCall(
-            self,
-            StartOptions(
-                id,
-                queue,
-                priority,
-                None if delay is None else millis(delay, "delay"),
-                None if at is None else epoch_millis(at, "at"),
-                None if timeout is None else millis(timeout, "timeout"),
-                None if group is None else check_name(group, "a group"),
-                None if session is None else check_name(session, "a session"),
-                None if unique is None else check_name(unique, "a unique key"),
-                conflict,
-                period,
-                None if labels is None else check_labels(labels),
-            ),
+        options = start_options(
+            id=id,
+            queue=queue,
+            priority=priority,
+            delay=delay,
+            at=at,
+            timeout=timeout,
+            group=group,
+            session=session,
+            unique=unique,
+            on_conflict=on_conflict,
+            debounce=debounce,
+            throttle=throttle,
+            labels=labels,
+            has_key=self.definition.unique is not None,
         )
+        return StartCall(self, options)
 
     def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
         """The start that a call with these arguments would be."""
-        return StartCall(self, StartOptions()).make(args, kwargs)
+        return StartCall(self, StartOptions()).make_start(args, kwargs)
 
     def get(self, run_id: str) -> Run[R]:
         """A handle on a run of this workflow, typed by its result."""
         return self._app.handle(run_id, self)
+
+    def get_batch(self, batch_id: str) -> Batch[R]:
+        """A handle on a batch of runs of this workflow, typed by their results."""
+        return Batch(self._app.client, batch_id, self.get)
 
     def continue_as_new(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
         """Ends this attempt and begins the run anew with other arguments, under the same id, with no history.
@@ -214,23 +190,23 @@ class StartCall(Generic[P, R]):
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Call[Run[R]]:
         """See `Workflow.start`."""
-        start = self.make(args, kwargs)
+        start = self.make_start(args, kwargs)
         scope = _workflow_scope()
         what = f"start of {self._workflow.name}"
         if scope is None:
-            return Call(lambda: self._started([start], one=True), what)
+            return Call(lambda: self._started_one(start), what)
         child = self._child(scope, start)
         return Call(lambda: self._start_child(scope, *child), what, scope.execution.wait_from_thread)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """See `Workflow.run`."""
-        start = self.make(args, kwargs)
+        start = self.make_start(args, kwargs)
         scope = _workflow_scope()
         what = f"run of {self._workflow.name}"
         if scope is None:
 
             async def run() -> R:
-                return await (await self._started([start], one=True)).result()
+                return await (await self._started_one(start)).result()
 
             return Call(run, what)
         key, child = self._child(scope, start)
@@ -247,23 +223,11 @@ class StartCall(Generic[P, R]):
         """See `Workflow.start_many`."""
         if self._options.id is not None:
             raise InvalidInput("start_many makes many runs: one id can't name them all")
-        several = len(self._workflow.definition.signature.names) != 1
-        starts: list[Start] = []
-        for number, item in enumerate(cast("Iterable[object]", inputs)):
-            if several and not isinstance(item, tuple):
-                raise InvalidInput(
-                    f"item {number} of start_many must be a tuple of the arguments of workflow {self._workflow.name}"
-                )
-            arguments = cast("tuple[Any, ...]", item if several else (item,))
-            try:
-                starts.append(self.make(arguments, {}))
-            except InvalidInput as error:
-                error.add_note(f"at item {number} of start_many; no run was started")
-                raise
+        starts = self._make_many(inputs, "start_many")
         what = f"start_many of {self._workflow.name}"
         scope = _workflow_scope()
         if scope is None:
-            return Call(lambda: self._started_many(starts), what)
+            return Call(lambda: self._started(starts), what)
         children = [self._child(scope, start) for start in starts]
 
         async def start_children() -> list[Run[R]]:
@@ -271,10 +235,36 @@ class StartCall(Generic[P, R]):
 
         return Call(start_children, what, scope.execution.wait_from_thread)
 
+    def start_batch(self, inputs: Iterable[Any], *, callback: Workflow[[str], Any] | None = None) -> Call[Batch[R]]:
+        """See `Workflow.start_batch`."""
+        workflow, options = self._workflow, self._options
+        if options.unique is not None or workflow.definition.unique is not None:
+            raise InvalidInput(f"runs of a batch are its own, so they can't have a unique key: {workflow.name}")
+        starts = self._make_many(inputs, "start_batch")
+        what = f"start_batch of {workflow.name}"
+        scope = _workflow_scope()
+        if scope is None:
+            batch_id = token_hex(12) if options.id is None else options.id
+            return Call(lambda: self._open_batch(batch_id, starts, callback), what)
+        key = scope.key(f"{workflow.name}.batch")
+        batch_id = child_id(scope.execution, key) if options.id is None else options.id
+        parent = scope.execution.claim.id
+
+        async def open_child_batch() -> Batch[R]:
+            opened = await open_batch(
+                scope.execution,
+                key,
+                batch_id,
+                lambda batch: self._open_batch(batch, starts, callback, parent),
+            )
+            return workflow.get_batch(opened)
+
+        return Call(open_child_batch, what, scope.execution.wait_from_thread)
+
     # ---
 
-    def make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
-        """The start that a call with these arguments is."""
+    def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+        """The start that a call with these arguments would be."""
         workflow, options = self._workflow, self._options
         definition = workflow.definition
         return Start(
@@ -288,17 +278,19 @@ class StartCall(Generic[P, R]):
             timeout=definition.timeout if options.timeout is None else options.timeout,
             max_crashes=definition.max_crashes,
             version=definition.version,
-            group=_key(definition.group if options.group is None else options.group, "a group", args, kwargs),
+            group=key_of(definition.group if options.group is None else options.group, "a group", args, kwargs),
             group_limit=definition.group_limit,
             group_keep=definition.group_keep,
-            session=_key(definition.session if options.session is None else options.session, "a session", args, kwargs),
+            session=key_of(
+                definition.session if options.session is None else options.session, "a session", args, kwargs
+            ),
             unique=self._unique(args, kwargs),
             labels=options.labels or {},
         )
 
     def _unique(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Unique | None:
         options, definition = self._options, self._workflow.definition
-        key = _key(definition.unique if options.unique is None else options.unique, "a unique key", args, kwargs)
+        key = key_of(definition.unique if options.unique is None else options.unique, "a unique key", args, kwargs)
         return Unique(key, options.on_conflict, options.period) if key else None
 
     def _child(self, scope: Scope, start: Start) -> tuple[str, Start]:
@@ -310,20 +302,75 @@ class StartCall(Generic[P, R]):
 
     async def _start_child(self, scope: Scope, key: str, start: Start) -> Run[R]:
         run_id = await start_child(scope.execution, key, start)
-        return self._workflow.app.handle(run_id, self._workflow, child_key=key)
+        existed = self._options.id is None and not run_id.startswith(f"{start.parent}/{key}.")
+        return self._workflow.app.handle(run_id, self._workflow, existed=existed, child_key=key)
 
-    async def _started(self, starts: Sequence[Start], *, one: bool) -> Run[R]:
-        return (await self._started_many(starts))[0]
+    async def _started_one(self, start: Start) -> Run[R]:
+        return (await self._started([start]))[0]
 
-    async def _started_many(self, starts: Sequence[Start]) -> list[Run[R]]:
+    async def _started(self, starts: Sequence[Start]) -> list[Run[R]]:
         app = self._workflow.app
         store = await app.client.store()
         runs: list[Run[R]] = []
-        for first in range(0, len(starts), _BATCH):
-            for started in await store.enqueue(starts[first : first + _BATCH]):
+        for first in range(0, len(starts), _MANY):
+            for started in await store.enqueue(starts[first : first + _MANY]):
                 _check_same(started, self._workflow.name)
                 runs.append(app.handle(started.id, self._workflow, existed=started.existed))
         return runs
+
+    def _make_many(self, inputs: Iterable[Any], what: str) -> list[Start]:
+        several = len(self._workflow.definition.signature.names) != 1
+        starts: list[Start] = []
+        for number, item in enumerate(cast("Iterable[object]", inputs)):
+            if several and not isinstance(item, tuple):
+                raise InvalidInput(
+                    f"item {number} of {what} must be a tuple of the arguments of workflow {self._workflow.name}"
+                )
+            arguments = cast("tuple[Any, ...]", item if several else (item,))
+            try:
+                starts.append(self.make_start(arguments, {}))
+            except InvalidInput as error:
+                error.add_note(f"at item {number} of {what}; no run was started")
+                raise
+        return starts
+
+    async def _open_batch(
+        self, batch_id: str, starts: list[Start], callback: Workflow[[str], Any] | None, parent: str | None = None
+    ) -> Batch[R]:
+        for number, start in enumerate(starts):
+            start.id, start.batch, start.parent = f"{batch_id}/{number}", batch_id, parent
+        then = None
+        if callback is not None:
+            then = callback.make_start((batch_id,), {})
+            then.id = f"{batch_id}/callback"
+        store = await self._workflow.app.client.store()
+        made = await store.open_batch(batch_id, starts, then)
+        for started in made:
+            _check_same(started, self._workflow.name)
+        existed = bool(made) and all(started.existed for started in made)
+        return Batch(self._workflow.app.client, batch_id, self._workflow.get, existed=existed)
+
+
+class WorkflowDecorator:
+    """What `@app.workflow(…)` with arguments gives."""
+
+    def __init__(self, app: App, *, name: str | None, **kept: Any) -> None:
+        self._app = app
+        self._name = name
+        self._kept = kept
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Workflow[P, R]: ...
+    def __call__(self, fn: Callable[P, Any], /) -> Workflow[P, Any]:
+        if isinstance(fn, Workflow | Step) or not callable(fn):
+            raise DefinitionError(f"@app.workflow goes on a function, not on {fn!r}")
+        name = function_name(fn, self._name, "workflow")
+        definition = WorkflowDefinition(name, fn, **self._kept)
+        workflow: Workflow[P, Any] = Workflow(self._app, fn, definition)
+        self._app.add(workflow)
+        return workflow
 
 
 def _workflow_scope() -> Scope | None:
@@ -338,57 +385,3 @@ def _check_same(started: Started, name: str) -> None:
             f"run {started.id!r} exists with another workflow or input than this start of {name}; an id names one piece"
             " of work for ever: use another id, or app.run(id) for the one that exists"
         )
-
-
-def _check_id(run_id: str) -> None:
-    if not isinstance(run_id, str) or not 0 < len(run_id) <= 200 or not run_id.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidInput(f"an id is a string of 1 to 200 printable characters, not {run_id!r}")
-
-
-def check_queue(queue: str) -> str:
-    """The name of a queue, or `InvalidInput`."""
-    if not isinstance(queue, str) or not 0 < len(queue) <= 200 or not queue.isprintable() or "," in queue:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidInput(f"a queue's name is a string of 1 to 200 printable characters without commas, not {queue!r}")
-    return queue
-
-
-def check_name(name: str, what: str) -> str:
-    """A key that the user makes up (of a group, a session, a unique run), or `InvalidInput`."""
-    if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidInput(f"{what} is named by 1 to 200 printable characters, not by {name!r}")
-    return name
-
-
-def check_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Labels as they may be, or `InvalidInput`."""
-    if len(labels) > _MOST_LABELS:
-        raise InvalidInput(f"a run has at most {_MOST_LABELS} labels, not {len(labels)}; larger data goes into its input")
-    for name, value in labels.items():
-        check_name(name, "a label")
-        check_name(value, f"the value of label {name}")
-    return labels
-
-
-def _key(
-    given: str | Callable[..., str] | None, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str:
-    """A key that is given, or made of the input; "" when there is none."""
-    if given is None:
-        return ""
-    return check_name(given if isinstance(given, str) else given(*args, **kwargs), what)
-
-
-def _on_conflict(given: OnConflict | str) -> OnConflict:
-    if given not in (OnConflict.EXISTING, OnConflict.REPLACE):
-        raise InvalidInput(f"on_conflict is 'existing' or 'replace', not {given!r}; see also debounce= and throttle=")
-    return OnConflict(given)
-
-
-def check_priority(priority: int) -> int:
-    """A priority, or `InvalidInput`."""
-    if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**31) <= priority < 2**31:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidInput(f"a priority is a whole number of 32 bits (lower runs first), not {priority!r}")
-    return priority
-
-
-__all__ = ["StartCall", "StartOptions", "Workflow", "check_priority", "check_queue"]

@@ -6,12 +6,15 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from perdure.codec import Signature
 from perdure.errors import DefinitionError
 from perdure.model import Millis
 from perdure.retry import Retry
+
+Key: TypeAlias = str | Callable[..., str]
+"""A key, or a function that makes it of a workflow's arguments."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,11 @@ class WorkflowDefinition:
     version: str = ""
     accepts: tuple[str, ...] = ()
     """Other versions whose runs this code can take."""
-    group: str | Callable[..., str] | None = None
+    group: Key | None = None
     group_limit: int = 1
     group_keep: bool = True
-    session: str | Callable[..., str] | None = None
-    unique: str | Callable[..., str] | None = None
+    session: Key | None = None
+    unique: Key | None = None
 
     @cached_property
     def signature(self) -> Signature:
