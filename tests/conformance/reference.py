@@ -314,7 +314,8 @@ class Reference:
             if run.shown.state != State.RUNNING:
                 self._end(run, State.FAILED, deadline_exceeded())
         for run in late:
-            self.cancel(run.id, "deadline")
+            for each in self._family(run.id):
+                self._stop(each, "deadline")
 
     def next_at(self) -> Millis | None:
         live = [run.shown for run in self.runs.values() if not run.shown.state.final]

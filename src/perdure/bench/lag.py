@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 
 from perdure.app import App
+from perdure.bench.drain import Drained
 from perdure.bench.report import Report, Ticker, percentile
 from perdure.bench.target import Target, new_queue
 from perdure.step import step
 from perdure.workflow import Workflow
 
+_TICK = 0.01
+
 
 class Gate:
-    """Opens when all runs have come to their step; then each of these takes a time of its own."""
+    """Holds steps until all runs have come to theirs, then lets them through one after another."""
 
-    def __init__(self, runs: int, seconds: float) -> None:
-        self._awaited = runs
-        self._seconds = seconds
+    def __init__(self, runs: int) -> None:
         self.full = asyncio.Event()
-        self.threads = 0
+        self._runs = runs
+        self._held: list[asyncio.Future[None]] = []
 
     async def pass_through(self) -> None:
-        self._awaited -= 1
-        if not self._awaited:
-            self.threads = threading.active_count()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._held.append(future)
+        if len(self._held) == self._runs:
             self.full.set()
-        await self.full.wait()
-        await asyncio.sleep(random.uniform(0, self._seconds))
+        await future
+
+    async def open(self, seconds: float) -> None:
+        """Lets all of them through, evenly over so many seconds: a crowd would hold up the loop by itself."""
+        ticks = max(1, round(seconds / _TICK))
+        for tick in range(ticks):
+            for future in self._held[tick::ticks]:
+                future.set_result(None)
+            await asyncio.sleep(_TICK)
 
 
-def define(app: App, queue: str, gate: Gate) -> Workflow[[int], int]:
+def define(app: App, queue: str, gate: Gate, drained: Drained) -> Workflow[[int], int]:
     """A workflow that waits in a step for all others."""
 
     @step(name="bench.wait")
@@ -41,7 +49,9 @@ def define(app: App, queue: str, gate: Gate) -> Workflow[[int], int]:
 
     @app.workflow(name="bench.lag", queue=queue)
     async def lag(number: int) -> int:
-        return await wait_for_all(number)
+        await wait_for_all(number)
+        drained.count()
+        return number
 
     return lag
 
@@ -49,15 +59,17 @@ def define(app: App, queue: str, gate: Gate) -> Workflow[[int], int]:
 async def measure(target: Target, runs: int, seconds: float) -> Report:
     """Has all runs execute at once in one worker, each awaiting a step, and lets the steps end over some seconds."""
     queue = new_queue()
-    gate = Gate(runs, seconds)
+    gate, drained = Gate(runs), Drained(runs, 1)
     async with App(target.url) as app:
-        workflow = define(app, queue, gate)
-        handles = await workflow.start_many(range(runs))
+        workflow = define(app, queue, gate, drained)
+        await workflow.start_many(range(runs))
         async with app.worker(queues=[queue], concurrency=runs):
             async with Ticker() as starting:
                 await gate.full.wait()
             async with Ticker() as ending:
-                await asyncio.gather(*(run.result() for run in handles))
+                threads = threading.active_count()
+                await gate.open(seconds)
+                await drained.all.wait()
     lags = starting.lags_ms + ending.lags_ms
     return Report(
         "lag",
@@ -69,7 +81,7 @@ async def measure(target: Target, runs: int, seconds: float) -> Report:
             "lag_max_ms": round(max(lags), 3),
             "lag_p99_ms_starting": round(percentile(starting.lags_ms, 99), 3),
             "lag_p99_ms_ending": round(percentile(ending.lags_ms, 99), 3),
-            "threads": gate.threads,
+            "threads": threads,
         },
         "Milliseconds that the worker's event loop was late, from the first claim to the last result: while it took on"
         " all the runs (starting), and while their steps ended and were kept (ending). threads are those of the whole"

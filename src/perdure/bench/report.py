@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import sqlite3
+import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,16 +27,16 @@ class Report(Struct):
 
     def as_json(self) -> str:
         """One object on one line: the figures at the top, the rest under `parameters`, `machine` and so on."""
-        return json.encode(
-            {
-                "bench": self.bench,
-                **self.figures,
-                "parameters": self.parameters,
-                "machine": machine(),
-                "versions": versions(),
-                "settings": settings(self.url),
-            }
-        ).decode()
+        return json.encode({"bench": self.bench, **self.figures, **self.context()}).decode()
+
+    def context(self) -> dict[str, dict[str, object]]:
+        """What was measured, and where."""
+        return {
+            "parameters": self.parameters,
+            "machine": machine(),
+            "versions": versions(),
+            "settings": settings(self.url),
+        }
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -55,7 +56,7 @@ def machine() -> dict[str, object]:
     }
 
 
-def versions() -> dict[str, str | None]:
+def versions() -> dict[str, object]:
     """Of all that has a part in the figures."""
     return {
         "perdure": _version("perdure"),
@@ -107,8 +108,7 @@ class Ticker:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            began = loop.time()
+            began = time.perf_counter()
             await asyncio.sleep(self._pause)
-            self.lags_ms.append(max(0.0, loop.time() - began - self._pause) * 1000)
+            self.lags_ms.append(max(0.0, time.perf_counter() - began - self._pause) * 1000)

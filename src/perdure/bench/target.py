@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -47,7 +48,16 @@ def settings(url: str) -> dict[str, object]:
     if scheme == "sqlite":
         location = parse_url(url)
         durability = "none (in memory)" if location.path is None else f"synchronous={location.synchronous.upper()}"
-    return {"store": scheme, "durability": durability, "loop": "asyncio"}
+    return {"store": scheme, "durability": durability, "loop": "asyncio" if loop_factory() is None else "uvloop"}
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The event loop that `perdure worker` uses: uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def stored_bytes(url: str) -> int | None:

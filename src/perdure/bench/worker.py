@@ -18,6 +18,7 @@ from pathlib import Path
 from msgspec import Struct, json
 
 from perdure.app import App
+from perdure.bench.target import loop_factory
 from perdure.clock import moment
 from perdure.context import sleep_until, wait_signal
 from perdure.errors import PerdureError
@@ -116,4 +117,5 @@ def _resident_bytes() -> int | None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(sys.argv[1], sys.argv[2], int(sys.argv[3])))

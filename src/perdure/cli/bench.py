@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import click
 
 from perdure.bench.report import Report
-from perdure.bench.target import Target, open_target
+from perdure.bench.target import Target, loop_factory, open_target
+from perdure.cli.group import Commands
+from perdure.cli.output import console
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,7 +34,7 @@ def _where(command: F) -> F:
     return url(as_json(command))
 
 
-@click.group()
+@click.group(cls=Commands)
 def bench() -> None:
     """Measure a store, and the engine on it.
 
@@ -148,8 +149,8 @@ def lag(url: str | None, as_json: bool, runs: int, seconds: float) -> None:
 
 
 def _report(url: str | None, as_json: bool, measure: Callable[[Target], Coroutine[Any, Any, Report]]) -> None:
-    with open_target(url) as target:
-        report = asyncio.run(measure(target))
+    with open_target(url) as target, asyncio.Runner(loop_factory=loop_factory()) as runner:
+        report = runner.run(measure(target))
     if as_json:
         click.echo(report.as_json())
     else:
@@ -157,29 +158,16 @@ def _report(url: str | None, as_json: bool, measure: Callable[[Target], Coroutin
 
 
 def _show(report: Report) -> None:
-    """A table for people."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from perdure.bench.report import machine, versions
-    from perdure.bench.target import settings
-
-    console = Console(file=sys.stdout, highlight=False)
-    table = Table(title=f"perdure bench {report.bench}", title_justify="left", show_header=False, box=None)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for name, value in report.figures.items():
-        if not isinstance(value, list):
-            table.add_row(name, _text(value))
-    console.print(table)
-    console.print(report.reading, style="dim")
-    for title, facts in (
-        ("parameters", report.parameters),
-        ("settings", settings(report.url)),
-        ("machine", machine()),
-        ("versions", versions()),
-    ):
-        console.print(f"{title}: " + ", ".join(f"{name} {_text(value)}" for name, value in facts.items()), style="dim")
+    """The figures for people."""
+    out = console(wide=100)
+    out.print(f"perdure bench {report.bench}", style="bold")
+    figures = {name: _text(value) for name, value in report.figures.items() if not isinstance(value, list)}
+    widths = [max(map(len, column)) for column in (figures, figures.values())]
+    for name, text in figures.items():
+        out.print(f"  {name:<{widths[0]}}  {text:>{widths[1]}}")
+    out.print(report.reading)
+    for title, facts in report.context().items():
+        out.print(f"{title}: " + ", ".join(f"{name} {_text(value)}" for name, value in facts.items()), style="dim")
 
 
 def _text(value: object) -> str:

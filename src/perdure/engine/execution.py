@@ -236,11 +236,12 @@ class Execution:
         self.over = True
         self._end_waits()
         self.runtime.finished(self)
-        self.runtime.loop.call_soon(self._cancel_rest, _QUIET)
+        self.runtime.loop.call_soon(self.cancel_rest, _QUIET)
 
-    def _cancel_rest(self, turns: int) -> None:
+    def cancel_rest(self, turns: int = 0) -> None:
+        """Cancels what is left of an execution that is over, after so many turns of the loop."""
         if turns:
-            self.runtime.loop.call_soon(self._cancel_rest, turns - 1)
+            self.runtime.loop.call_soon(self.cancel_rest, turns - 1)
             return
         self.task.cancel()
         for task in self.tasks:

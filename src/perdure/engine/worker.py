@@ -179,6 +179,7 @@ class Worker:
         self.runtime.pump.dead = True
         for execution in list(self.runtime.executions.values()):
             execution.halt()
+            execution.cancel_rest()
         for loop in self._loops:
             loop.cancel()
 

@@ -136,7 +136,7 @@ def patiently(call: Callable[[], T], busy_timeout: int) -> T:
             waited = time.monotonic() - start
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or waited * 1000 >= busy_timeout:
                 raise
-        time.sleep(random.uniform(0, min(0.01, 0.001 + waited / 50)))
+        time.sleep(random.uniform(0, min(0.025, 0.002 + waited / 8)))
 
 
 def _settle_in(connection: sqlite3.Connection, location: Location) -> None:

@@ -1,0 +1,208 @@
+"""The workflows that the faults happen to, and the log that their steps write: one line for each thing that happened.
+
+Lines are appended with O_APPEND, so that their order in the file is the order of events across all processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from perdure import App, Retry, Run, Workflow, current_run, sleep, step, wait_signal
+
+LOG = "FAULTS_LOG"
+"""The environment variable with the log's path."""
+GATES = "FAULTS_GATES"
+"""The environment variable with the directory in which tests open gates."""
+
+_SLICE = 0.02
+
+
+def log(*words: object) -> None:
+    """Writes a line, whole and at once."""
+    line = " ".join(str(word) for word in (*words, os.getpid()))
+    file = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(file, f"{line}\n".encode())
+    finally:
+        os.close(file)
+
+
+def _ran() -> None:
+    here = current_run()
+    log("ran", here.id, here.step)
+
+
+def _kept(key: str) -> None:
+    """Says that a step has returned: its checkpoint is durable, and it may never run again."""
+    log("kept", current_run().id, key)
+
+
+def _open(gate: str) -> bool:
+    """Whether a gate is open for this process: to all, or to its pid."""
+    gates = Path(os.environ[GATES])
+    return (gates / gate).exists() or (gates / f"{gate}.{os.getpid()}").exists()
+
+
+# --- steps
+
+
+@step
+async def add(a: int, b: int) -> int:
+    _ran()
+    await asyncio.sleep(_SLICE)
+    return a + b
+
+
+@step
+def double(a: int) -> int:
+    _ran()
+    time.sleep(_SLICE)
+    return 2 * a
+
+
+@step
+async def hold(gate: str) -> int:
+    """Goes on until the gate is open; tells of its begin, and of its cancellation."""
+    _ran()
+    try:
+        while not _open(gate):
+            await asyncio.sleep(_SLICE)
+    except asyncio.CancelledError:
+        log("cancelled", current_run().id, gate)
+        raise
+    return os.getpid()
+
+
+@step
+def hold_thread(gate: str) -> int:
+    """The same in a thread."""
+    _ran()
+    while not _open(gate):
+        if current_run().cancelling:
+            log("cancelled", current_run().id, gate)
+            break
+        time.sleep(_SLICE)
+    return os.getpid()
+
+
+@step
+async def block(seconds: float, spin: bool) -> int:
+    """Blocks the event loop: asleep, or spinning with the interpreter's lock in hand."""
+    _ran()
+    until = time.monotonic() + seconds
+    if spin:
+        while time.monotonic() < until:
+            pass
+    else:
+        time.sleep(seconds)
+    return os.getpid()
+
+
+@step
+async def die() -> None:
+    _ran()
+    os._exit(3)
+
+
+@step(retry=Retry(attempts=3, delay=0.4, jitter=0))
+async def third_time() -> int:
+    _ran()
+    attempt = current_run().step_attempt
+    if attempt < 3:
+        raise ValueError("not yet")
+    return attempt
+
+
+# --- workflows
+
+
+class Flows:
+    """The workflows, on one app."""
+
+    def __init__(self, app: App) -> None:
+        @app.workflow
+        async def leaf(n: int) -> int:
+            value = await add(n, 1)
+            _kept("add")
+            return value
+
+        @app.workflow
+        async def journey(n: int) -> int:
+            """Steps one after the other and side by side, in the loop and in threads; some sleep, some have a child."""
+            first = await add(n, 1)
+            _kept("add")
+            second, third = await asyncio.gather(add(first, 10), double(first))
+            _kept("add#2")
+            _kept("double")
+            if n % 5 == 0:
+                await sleep(0.05)
+            fourth = await leaf.run(n) if n % 7 == 0 else 0
+            return first + second + third + fourth
+
+        @app.workflow
+        async def holding(gate: str, thread: bool = False) -> int:
+            return await (hold_thread(gate) if thread else hold(gate))
+
+        @app.workflow
+        async def blocking(seconds: float, spin: bool) -> int:
+            return await block(seconds, spin)
+
+        @app.workflow(max_crashes=3)
+        async def poison() -> None:
+            await die()
+
+        @app.workflow
+        async def working(steps: int) -> int:
+            """Runs long, and makes progress."""
+            value = 0
+            for _ in range(steps):
+                value = await add(value, 1)
+            return value
+
+        @app.workflow
+        async def timed() -> int:
+            """Sleeps, is tried again after a while, waits for a signal that comes late."""
+            await sleep(0.5)
+            attempts = await third_time()
+            return attempts + await wait_signal("go", int, timeout=60)
+
+        @app.workflow
+        async def asking() -> list[int]:
+            """Takes three signals."""
+            return [await wait_signal("number", int) for _ in range(3)]
+
+        @app.workflow
+        async def parked(until: float, name: str) -> str:
+            """Away until a time (seconds since the epoch), or until a signal when that is 0."""
+            if until:
+                await sleep(max(0.0, until - await now()))
+            else:
+                await wait_signal("wake")
+            return name
+
+        self.leaf: Workflow[[int], int] = leaf
+        self.journey: Workflow[[int], int] = journey
+        self.holding = holding
+        self.blocking = blocking
+        self.poison = poison
+        self.working = working
+        self.timed = timed
+        self.asking = asking
+        self.parked = parked
+
+
+@step
+async def now() -> float:
+    return time.time()
+
+
+def journey_result(n: int) -> int:
+    """What a journey comes to."""
+    first = n + 1
+    return first + (first + 10) + 2 * first + (n + 1 if n % 7 == 0 else 0)
+
+
+__all__ = ["Flows", "Run", "journey_result"]
