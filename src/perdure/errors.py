@@ -59,6 +59,10 @@ class RunNotEnded(PerdureError):
     """The run has not ended, and what was asked for needs one that has: a retry, for example."""
 
 
+class KeyTaken(PerdureError):
+    """Another live run has the unique key of the run that was to be retried."""
+
+
 class CheckpointNotFound(PerdureError):
     """The run has no checkpoint of that key."""
 

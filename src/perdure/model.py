@@ -171,6 +171,8 @@ class WaitFor(StrEnum):
     TIMER = "timer"
     SIGNAL = "signal"
     RUN = "run"
+    BATCH = "batch"
+    """All runs of a batch have ended: what a batch's callback is made to wait for."""
 
 
 class Wait(Struct, omit_defaults=True):
@@ -437,6 +439,11 @@ def crash_backoff(crashes: int) -> Millis:
     pulls apart runs that went down together, so that the blame ends up with the one that does it.
     """
     return 0 if crashes < 2 else min(60_000, 500 * 2**crashes)
+
+
+POISONED = f"{Poisoned.__module__}:{Poisoned.__qualname__}"
+OVERDUE = f"{DeadlineExceeded.__module__}:{DeadlineExceeded.__qualname__}"
+"""The causes of runs that the store itself ends as failed."""
 
 
 def poisoned(crashes: int) -> Json:

@@ -28,6 +28,7 @@ from perdure.model import (
     Limits,
     LimitRecord,
     Millis,
+    Overlap,
     QueueReport,
     Retention,
     Revision,
@@ -96,7 +97,8 @@ class Save(Struct, omit_defaults=True):
     """A checkpoint to be kept, replacing what was kept under its key, unless the claim owns the run no more.
 
     `consumes` is the position of the signal that it takes with it, `starts` the child run that it makes: both happen
-    in the same transaction or not at all. A child whose id exists is left as it is. A save that completes (outcome
+    in the same transaction or not at all. A child whose id exists is left as it is; one whose unique key is taken is
+    not made, and the checkpoint's body becomes the id of the run that has the key (see `Exchanged.led`). A save that completes (outcome
     `OK` or `ERROR`) sets the run's crash count back to nothing: it made progress.
     """
 
@@ -126,14 +128,17 @@ class Told(Struct, omit_defaults=True):
 class Fire(Struct, omit_defaults=True):
     """A schedule's slot fires: makes its runs and moves the schedule on, if `slot` is still the next one.
 
-    It is decided by whoever sees the slot due, from the schedule alone; the store only compares and swaps. A fire that
-    comes second does nothing. `starts` bear ids made of schedule and slot.
+    It is decided by whoever sees the slot due, from the schedule alone; the store compares and swaps, and looks whether
+    the run of an earlier slot has ended, where `overlap` depends on that. A fire that comes second does nothing, nor
+    does one for a schedule that is paused or gone. `starts` bear ids made of schedule and slot; without any the
+    schedule merely moves on. Several fires of one schedule in an exchange take effect one after the other.
     """
 
     name: str
     slot: Millis
     starts: list[Start]
     next_slot: Millis | None
+    overlap: Overlap = Overlap.ALLOW
 
 
 class Exchange(Struct, omit_defaults=True):
@@ -198,13 +203,21 @@ class Seen(Struct):
     ended: Ended | None = None
 
 
+class Led(Struct):
+    """A child start, by the key of its checkpoint, whose unique key was taken: the checkpoint is that of `run_id`."""
+
+    token: int
+    key: str
+    run_id: str
+
+
 class Exchanged(Struct):
     """The reply to an exchange."""
 
     now: Millis
     claims: list[Claim]
     refused: list[int]
-    """Tokens in `saves`, `settles` or `watches` that own their run no more; none of their writes took effect."""
+    """Tokens in `saves`, `told`, `settles` or `watches` that own their run no more; none of their writes took effect."""
     cancelled: list[tuple[int, str]]
     """Token and reason of owned runs that somebody wants cancelled; repeated in each reply until they settle."""
     seen: list[Seen]
@@ -215,6 +228,8 @@ class Exchanged(Struct):
     due: list[ScheduleRecord] = []
     """Schedules whose next slot is due, at most a few; the worker answers with fires in its next exchange. They are
     told whatever the free slots. `next_at` counts the slots to come."""
+    led: list[Led] = []
+    """Children that were not made, because a unique key led to a run that was there."""
     gone: bool = False
     """The store does not know this incarnation: it was declared dead, or retired. It owns nothing and got nothing."""
 
@@ -306,6 +321,10 @@ class Store(Protocol):
         changed something of that topic. Wake-ups may be merged, early, or lost."""
         ...
 
+    async def now(self) -> Millis:
+        """The store's time, for what clients have to work out from it: the next slot of a schedule, for example."""
+        ...
+
     # --- clients
 
     async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
@@ -328,7 +347,8 @@ class Store(Protocol):
         """Queues a failed or cancelled run once more: attempt one up, crashes 0, no deadline; error checkpoints are
         cleared. With `from_key`, also one that succeeded, and that checkpoint and all after it are cleared.
 
-        Raises `RunNotFound`, `RunNotEnded`, or `CheckpointNotFound`."""
+        Raises `RunNotFound`, `RunNotEnded`, `CheckpointNotFound`, or `KeyTaken` when its unique key is another live
+        run's now."""
         ...
 
     async def load(self, run_id: str) -> RunRecord | None: ...
@@ -368,7 +388,7 @@ class Store(Protocol):
 
     async def retry_many(self, query: RunQuery, *, dry_run: bool = False) -> list[str]:
         """`retry` for the failed (or cancelled, as the query says) runs that match, at most `query.limit`; their ids.
-        With `dry_run` only says which."""
+        With `dry_run` only says which. Those whose unique key is another live run's are left out."""
         ...
 
     async def failures(self, query: RunQuery) -> list[FailureCause]:
@@ -382,8 +402,10 @@ class Store(Protocol):
     # --- batches
 
     async def open_batch(self, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
-        """Makes the runs of a batch (all or none, whatever their number; a repeat changes nothing) and, when all have
-        ended, the run that is the callback."""
+        """Makes the runs of a batch (all or none, whatever their number; a repeat changes nothing) and the run that is
+        the callback, which waits until all of them have ended.
+
+        Runs that were there already, by id or by unique key, are not of the batch and do not count."""
         ...
 
     async def batch(self, batch: str) -> BatchRecord | None: ...
@@ -421,8 +443,13 @@ class Store(Protocol):
 
     async def schedules(self) -> list[ScheduleRecord]: ...
 
-    async def pause_schedule(self, name: str, *, paused: bool = True) -> ScheduleRecord:
-        """Raises `ScheduleNotFound`."""
+    async def pause_schedule(
+        self, name: str, *, paused: bool = True, next_slot: Millis | None = None
+    ) -> ScheduleRecord:
+        """Keeps a schedule from firing, or lets it again: then from `next_slot` on, if that is given and later than
+        where it stands, and otherwise from there, as after a time in which nobody could fire.
+
+        Raises `ScheduleNotFound`."""
         ...
 
     async def remove_schedule(self, name: str) -> None:
