@@ -7,9 +7,8 @@ import msgspec
 from perdure.errors import CheckpointNotFound, RunEnded, RunNotEnded, RunNotFound
 from perdure.model import Json, Signal, State, deadline_exceeded
 from perdure.stores.base import Topic
-from perdure.stores.sqlite.enqueue import encode
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("control")
 _Tree = msgspec.json.Decoder(list[tuple[int, int]])

@@ -2,35 +2,97 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from perdure.model import Millis, Start, Started, State
+from perdure.model import Millis, OnConflict, Start, Started, State, Wait
 from perdure.stores.base import Topic
+from perdure.stores.sqlite import unique
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("enqueue")
+_INPUTS = load("exchange")["inputs"]
 _Existing = msgspec.json.Decoder(list[tuple[int, int, int]])
 _LaneIds = msgspec.json.Decoder(list[tuple[str, str, int]])
 
 
-def enqueue(transaction: Transaction, starts: Sequence[Start], makers: Sequence[int | None] = ()) -> list[Started]:
-    """Makes runs in order; an id that exists, or came before in the batch, is left as it is and told of.
+class _Row(NamedTuple):
+    """A run to be made, as the statement takes it."""
 
-    `makers` names, for each, the running run whose checkpoint starts it.
+    id: str
+    lane: int
+    priority: int
+    state: State
+    wake_at: Millis | None
+    deadline: Millis | None
+    max_crashes: int
+    parent: str | None
+    maker: int | None
+    batch: str | None
+    unique_key: str | None
+    debounced: int | None
+
+
+def enqueue(
+    transaction: Transaction,
+    starts: Sequence[Start],
+    makers: Sequence[int | None] = (),
+    *,
+    behind: Wait | None = None,
+) -> list[Started]:
+    """Makes runs in order; an id that exists, or came before in the batch, is left as it is and told of, and so is the
+    run that a unique key leads to.
+
+    `makers` names, for each, the running run whose checkpoint starts it. With `behind` a single run is made that waits.
     """
+    if all(start.unique is None for start in starts):
+        return _make(transaction, starts, makers, behind)
+    resolved = unique.resolve(transaction, starts)
+    _replace(transaction, resolved.replaced)
+    made = _make(
+        transaction,
+        list(resolved.starts.values()),
+        [makers[index] for index in resolved.starts] if makers else (),
+        behind,
+    )
+    answers = dict(zip(resolved.starts, made, strict=True))
+    answers.update({index: Started(run_id, existed=True, same=True) for index, run_id in resolved.led.items()})
+    return [answers[index] for index in range(len(starts))]
+
+
+def _make(
+    transaction: Transaction, starts: Sequence[Start], makers: Sequence[int | None], behind: Wait | None
+) -> list[Started]:
     if not starts:
         return []
     lanes = _lanes(transaction, {(start.queue, start.workflow) for start in starts})
-    rows: list[tuple[object, ...]] = []
+    rows: list[_Row] = []
     inputs: list[tuple[str, int, str, int]] = []
     for index, start in enumerate(starts):
         lane = lanes[start.queue, start.workflow]
         state, due, deadline = begin(start, transaction.now)
-        maker = makers[index] if makers else None
-        rows.append((start.id, lane, start.priority, state, due, deadline, start.max_crashes, start.parent, maker))
+        if behind is not None:
+            state, due = State.WAITING, None
+        rows.append(
+            _Row(
+                start.id,
+                lane,
+                start.priority,
+                state,
+                due,
+                deadline,
+                start.max_crashes,
+                start.parent,
+                makers[index] if makers else None,
+                start.batch or None,
+                start.unique and start.unique.key,
+                1 if start.unique and start.unique.on_conflict is OnConflict.DEBOUNCE else None,
+            )
+        )
         inputs.append((start.id, len(start.input.encode()), start.input, lane))
     cursor = transaction.connection.execute(_SQL["runs"], {"runs": encode(rows), "now": transaction.now})
     made = cursor.rowcount
@@ -40,10 +102,44 @@ def enqueue(transaction: Transaction, starts: Sequence[Start], makers: Sequence[
         # Delayed runs count as well: workers may have to wake earlier than they meant to.
         transaction.tell.add(Topic.WORK)
     if made == len(starts):
-        return [Started(start.id, existed=False, same=True) for start in starts]
-    # Runs that were made just now have the last numbers, without gaps: nobody else writes meanwhile.
-    before = (cursor.lastrowid or 0) - made if made else 2**63 - 1
-    return _compare(transaction, starts, inputs_json, before)
+        _belong(transaction, starts, rows)
+        answers = [Started(start.id, existed=False, same=True) for start in starts]
+    else:
+        # Runs that were made just now have the last numbers, without gaps: nobody else writes meanwhile.
+        before = (cursor.lastrowid or 0) - made if made else 2**63 - 1
+        answers = _compare(transaction, starts, inputs_json, before)
+        new = [index for index, answer in enumerate(answers) if not answer.existed]
+        _belong(transaction, [starts[index] for index in new], [rows[index] for index in new])
+    if behind is not None and made:
+        wait = {"run": cursor.lastrowid, "key": behind.key, "what": behind.what, "target": behind.target}
+        transaction.change(_SQL["wait_behind"], wait)
+    return answers
+
+
+def _belong(transaction: Transaction, starts: Sequence[Start], rows: Sequence[_Row]) -> None:
+    """Counts runs just made where runs are counted, and gives them their labels."""
+    if not rows:
+        return
+    lanes = Counter(row.lane for row in rows)
+    scheduled = Counter(row.lane for row in rows if row.state is State.SCHEDULED)
+    waiting = Counter(row.lane for row in rows if row.state is State.WAITING)
+    made = [(lane, number, scheduled[lane], waiting[lane]) for lane, number in lanes.items()]
+    transaction.change(_SQL["count"], {"made": encode(made)})
+    labels = [(start.id, start.labels) for start in starts if start.labels]
+    if labels:
+        transaction.change(_SQL["labels"], {"labels": encode(labels)})
+    batches = Counter(row.batch for row in rows if row.batch is not None)
+    if batches:
+        transaction.change(_SQL["join_batches"], {"batches": encode(list(batches.items()))})
+
+
+def _replace(transaction: Transaction, replaced: dict[int, Start]) -> None:
+    if not replaced:
+        return
+    unique.rewrite(transaction, [(run, *begin(start, transaction.now)) for run, start in replaced.items()])
+    inputs = [(run, len(start.input.encode()), start.input) for run, start in replaced.items()]
+    transaction.change(_INPUTS, {"inputs": encode(inputs)})
+    transaction.tell.add(Topic.WORK)
 
 
 def begin(start: Start, now: Millis) -> tuple[State, Millis | None, Millis | None]:
@@ -52,11 +148,6 @@ def begin(start: Start, now: Millis) -> tuple[State, Millis | None, Millis | Non
     later = due > now
     deadline = None if start.timeout is None else (due if later else now) + start.timeout
     return (State.SCHEDULED if later else State.QUEUED), (due if later else None), deadline
-
-
-def encode(value: object) -> str:
-    """A batch as the one parameter of a statement. Texts that are JSON themselves stay texts in it."""
-    return msgspec.json.encode(value).decode()
 
 
 def _compare(transaction: Transaction, starts: Sequence[Start], inputs: str, before: int) -> list[Started]:

@@ -10,10 +10,10 @@ import msgspec
 from perdure.model import Millis
 from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Exchange, Exchanged, Save, Seen, Settle, Topic
 from perdure.stores.sqlite.control import expire
-from perdure.stores.sqlite.enqueue import encode, enqueue
+from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.settle import carry_out, plan
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.sql import encode, load
 
 DUE_LIMIT = 500
 """The most timers, and the most deadlines, that one exchange takes up."""

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.model import Arrived, Checkpoint, Count, Ended, RunQuery, RunRecord, State, WorkerRecord
-from perdure.stores.sqlite.enqueue import encode
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("read")
 _AHEAD = 1000

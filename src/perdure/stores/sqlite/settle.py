@@ -8,9 +8,8 @@ from msgspec import Struct, field
 
 from perdure.model import Json, Millis, State
 from perdure.stores.base import Settle, To
-from perdure.stores.sqlite.enqueue import encode
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("exchange")
 

@@ -11,9 +11,8 @@ import msgspec
 
 from perdure.model import Json, Millis, State, crash_backoff, poisoned
 from perdure.stores.base import Registration, Topic
-from perdure.stores.sqlite.enqueue import encode
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("worker")
 _OUTCOMES = load("exchange")["outcomes"]

@@ -6,6 +6,14 @@ CREATE TABLE lane (
     id INTEGER PRIMARY KEY,
     queue TEXT NOT NULL,
     workflow TEXT NOT NULL,
+    -- How many runs it has, and how many of them are in the states that are left seldom. Kept by triggers, so that
+    -- counting walks no runs: see the end.
+    runs INTEGER NOT NULL DEFAULT 0,
+    scheduled INTEGER NOT NULL DEFAULT 0,
+    waiting INTEGER NOT NULL DEFAULT 0,
+    succeeded INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    cancelled INTEGER NOT NULL DEFAULT 0,
     UNIQUE (queue, workflow)
 );
 
@@ -29,7 +37,12 @@ CREATE TABLE run (
     created_at INTEGER NOT NULL,
     started_at INTEGER,
     finished_at INTEGER,                  -- NULL exactly while the state is not final
-    parent TEXT
+    parent TEXT,
+    finish INTEGER,                       -- the order of finishing
+    kept INTEGER,                         -- 1 when prune met it and its parent lived: it is not looked at again till then
+    batch TEXT,
+    unique_key TEXT,
+    debounced INTEGER                     -- 1 when it gives its key up as soon as it begins
 );
 
 -- The ready set: claimable runs, nothing else, in the order in which they are claimed.
@@ -41,6 +54,11 @@ CREATE INDEX run_owned ON run (worker, token) WHERE state = 'running';
 CREATE INDEX run_cancelling ON run (worker) WHERE state = 'running' AND cancelling IS NOT NULL;
 CREATE INDEX run_child ON run (parent) WHERE parent IS NOT NULL;
 CREATE INDEX run_failed ON run (state) WHERE state = 'failed';
+CREATE INDEX run_prunable ON run (lane, state, finish, finished_at) WHERE finished_at IS NOT NULL AND kept IS NULL;
+CREATE INDEX run_kept ON run (parent) WHERE kept IS NOT NULL;
+CREATE INDEX run_batch ON run (batch) WHERE batch IS NOT NULL;
+-- The live runs of a key come first: those have no end.
+CREATE INDEX run_unique ON run (unique_key, finished_at) WHERE unique_key IS NOT NULL;
 
 -- `size` stands before `body`, so that sizes are summed without reading the bodies.
 CREATE TABLE input (
@@ -104,6 +122,109 @@ BEGIN
     DELETE FROM wait WHERE run = new.seq;
     UPDATE run SET state = 'queued', wake_at = NULL
     WHERE state = 'waiting' AND seq IN (SELECT w.run FROM wait AS w WHERE w.what = 'run' AND w.target = new.id);
+END;
+
+-- The last number that was given out to a run that finished.
+CREATE TABLE finish (last INTEGER NOT NULL);
+INSERT INTO finish (last) VALUES (0);
+
+-- What a run said of its progress last.
+CREATE TABLE status (
+    run INTEGER PRIMARY KEY,
+    body TEXT NOT NULL
+);
+
+-- Why a failed run failed, for grouping.
+CREATE TABLE failure (
+    run INTEGER PRIMARY KEY,
+    cause TEXT NOT NULL
+);
+CREATE INDEX failure_cause ON failure (cause);
+
+CREATE TABLE label (
+    run INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (run, key)
+) WITHOUT ROWID;
+CREATE INDEX label_value ON label (key, value, run);
+
+-- Runs that end together. Its runs bear its id; `callback` is the run that is parked until all of them have ended.
+CREATE TABLE batch (
+    id TEXT PRIMARY KEY,
+    total INTEGER NOT NULL DEFAULT 0,
+    succeeded INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    cancelled INTEGER NOT NULL DEFAULT 0,
+    callback TEXT
+) WITHOUT ROWID;
+
+CREATE TRIGGER batch_counts AFTER UPDATE OF finished_at ON run
+WHEN new.batch IS NOT NULL AND (new.finished_at IS NULL) <> (old.finished_at IS NULL)
+BEGIN
+    UPDATE batch SET
+        succeeded = succeeded + (new.state = 'succeeded') - (old.state = 'succeeded'),
+        failed = failed + (new.state = 'failed') - (old.state = 'failed'),
+        cancelled = cancelled + (new.state = 'cancelled') - (old.state = 'cancelled')
+    WHERE id = new.batch;
+    UPDATE run SET state = 'queued', wake_at = NULL
+    WHERE state = 'waiting'
+        AND id = (SELECT callback FROM batch WHERE id = new.batch AND succeeded + failed + cancelled = total);
+END;
+
+-- Recurring starts, by name; `spec` is the whole schedule as JSON, `timing` what its slots are made of.
+CREATE TABLE schedule (
+    name TEXT PRIMARY KEY,
+    spec TEXT NOT NULL,
+    timing TEXT NOT NULL,
+    declared INTEGER NOT NULL,
+    paused INTEGER NOT NULL DEFAULT 0,
+    next_slot INTEGER,
+    last_slot INTEGER,
+    last_run TEXT
+) WITHOUT ROWID;
+CREATE INDEX schedule_next ON schedule (next_slot) WHERE next_slot IS NOT NULL AND paused = 0;
+
+-- A parent that ends lets go of those of its children that prune had to pass over.
+CREATE TRIGGER run_lets_go AFTER UPDATE OF finished_at ON run
+WHEN new.finished_at IS NOT NULL AND EXISTS (SELECT 1 FROM run WHERE kept IS NOT NULL)
+BEGIN
+    UPDATE run SET kept = NULL WHERE kept IS NOT NULL AND parent = new.id;
+END;
+
+-- The counts of a lane; those of runs just made are added by who makes them. Going from queued to running and back,
+-- which happens most, changes none of them.
+CREATE TRIGGER run_moved AFTER UPDATE OF state ON run
+WHEN new.state <> old.state AND (old.state NOT IN ('queued', 'running') OR new.state NOT IN ('queued', 'running'))
+BEGIN
+    UPDATE lane SET
+        scheduled = scheduled + (new.state = 'scheduled') - (old.state = 'scheduled'),
+        waiting = waiting + (new.state = 'waiting') - (old.state = 'waiting'),
+        succeeded = succeeded + (new.state = 'succeeded') - (old.state = 'succeeded'),
+        failed = failed + (new.state = 'failed') - (old.state = 'failed'),
+        cancelled = cancelled + (new.state = 'cancelled') - (old.state = 'cancelled')
+    WHERE id = new.lane;
+END;
+
+-- Nothing of a run outlives it: whatever removes one removes all that is kept under its number.
+CREATE TRIGGER run_removed AFTER DELETE ON run
+BEGIN
+    DELETE FROM input WHERE run = old.seq;
+    DELETE FROM outcome WHERE run = old.seq;
+    DELETE FROM checkpoint WHERE run = old.seq;
+    DELETE FROM signal WHERE run = old.seq;
+    DELETE FROM wait WHERE run = old.seq;
+    DELETE FROM status WHERE run = old.seq;
+    DELETE FROM failure WHERE run = old.seq;
+    DELETE FROM label WHERE run = old.seq;
+    UPDATE lane SET
+        runs = runs - 1,
+        scheduled = scheduled - (old.state = 'scheduled'),
+        waiting = waiting - (old.state = 'waiting'),
+        succeeded = succeeded - (old.state = 'succeeded'),
+        failed = failed - (old.state = 'failed'),
+        cancelled = cancelled - (old.state = 'cancelled')
+    WHERE id = old.lane;
 END;
 
 -- Ids of workers are never used again: tokens are made of them. Names may be there twice: a registration whose reply

@@ -24,7 +24,9 @@ CROSS JOIN lane AS l ON l.queue = json_extract(e.value, '$[0]') AND l.workflow =
 -- name: runs
 -- Makes runs in the order of the batch; an id that exists is left alone. Uses the unique index of run ids.
 -- A child that was given no parent is that of the run whose checkpoint starts it.
-INSERT INTO run (id, lane, priority, state, wake_at, deadline, max_crashes, created_at, parent)
+INSERT INTO run (
+    id, lane, priority, state, wake_at, deadline, max_crashes, created_at, parent, batch, unique_key, debounced
+)
 SELECT
     json_extract(e.value, '$[0]'),
     json_extract(e.value, '$[1]'),
@@ -37,7 +39,10 @@ SELECT
     coalesce(
         json_extract(e.value, '$[7]'),
         (SELECT p.id FROM run AS p WHERE p.seq = json_extract(e.value, '$[8]'))
-    )
+    ),
+    json_extract(e.value, '$[9]'),
+    json_extract(e.value, '$[10]'),
+    json_extract(e.value, '$[11]')
 FROM json_each(:runs) AS e
 WHERE true
 ON CONFLICT (id) DO NOTHING;
@@ -61,3 +66,31 @@ SELECT json_group_array(
 FROM json_each(:inputs) AS e
 CROSS JOIN run AS r ON r.id = json_extract(e.value, '$[0]')
 CROSS JOIN input AS i ON i.run = r.seq;
+
+-- name: count
+-- Adds runs just made to the counts of their lanes. Uses the primary key of lane.
+UPDATE lane SET
+    runs = runs + json_extract(e.value, '$[1]'),
+    scheduled = scheduled + json_extract(e.value, '$[2]'),
+    waiting = waiting + json_extract(e.value, '$[3]')
+FROM json_each(:made) AS e
+WHERE lane.id = json_extract(e.value, '$[0]');
+
+-- name: labels
+-- Labels runs just made. Uses the unique index of run ids.
+INSERT INTO label (run, key, value)
+SELECT r.seq, v.key, v.value
+FROM json_each(:labels) AS e
+CROSS JOIN run AS r ON r.id = json_extract(e.value, '$[0]')
+CROSS JOIN json_each(e.value, '$[1]') AS v;
+
+-- name: join_batches
+-- Counts runs just made to their batches. Uses the primary key of batch.
+INSERT INTO batch (id, total)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:batches)
+WHERE true
+ON CONFLICT (id) DO UPDATE SET total = total + excluded.total;
+
+-- name: wait_behind
+-- Parks a run just made. Uses the primary key of wait.
+INSERT INTO wait (run, key, what, target) VALUES (:run, :key, :what, :target);
