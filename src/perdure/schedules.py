@@ -92,6 +92,7 @@ class ScheduleControl:
         cron: str | None = None,
         *,
         args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
         every: timedelta | float | None = None,
         at: datetime | None = None,
         tz: str = "UTC",
@@ -102,7 +103,8 @@ class ScheduleControl:
     ) -> Call[ScheduleStatus]:
         """Adds a schedule, or changes the one of that name. See `App.schedule` for the parameters.
 
-        `workflow` may have options for the runs: `report.options(queue="slow")`.
+        `workflow` may have options for the runs: `report.options(queue="slow")`. `args` and `kwargs` are the arguments
+        of each.
         """
         timing = make_timing(
             name,
@@ -115,7 +117,7 @@ class ScheduleControl:
             overlap=overlap,
             jitter=jitter,
         )
-        schedule = replace(timing, start=workflow.make_start(args, {}))
+        schedule = replace(timing, start=workflow.make_start(args, kwargs or {}))
 
         async def add(store: Store) -> ScheduleStatus:
             return _status(await _put(store, schedule, declared=False))
