@@ -27,7 +27,7 @@ from perdure.stores.sqlite import control, doctor, migrate, reads
 from perdure.stores.sqlite import worker as workers
 from perdure.stores.sqlite.connect import Location, connect
 from perdure.stores.sqlite.enqueue import enqueue
-from perdure.stores.sqlite.exchange import idle, perform
+from perdure.stores.sqlite.exchange import idle, perform, silent
 from perdure.stores.sqlite.executor import Executor, Operation
 from perdure.stores.sqlite.keeper import FileKeeper, MemoryKeeper
 from perdure.stores.sqlite.wake import Wakeups
@@ -166,7 +166,7 @@ class SqliteStore:
         return FileKeeper(self._location, worker, lease, self._clock)
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
-        if self._reader is not self._writer and not (exchange.saves or exchange.settles or exchange.repeated):
+        if self._reader is not self._writer and silent(exchange):
             # Polls that find nothing stay away from the lock that the writers of all processes share.
             reply = await self._read(lambda tx: idle(tx, exchange))
             if reply is not None:
