@@ -9,7 +9,19 @@ from typing import Any
 import msgspec
 
 from perdure.model import Millis, ScheduleRecord
-from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Exchange, Exchanged, Led, Save, Seen, Settle, Topic
+from perdure.stores.base import (
+    CLAIM_BYTES,
+    CLAIM_LIMIT,
+    PAGE,
+    Claim,
+    Exchange,
+    Exchanged,
+    Led,
+    Save,
+    Seen,
+    Settle,
+    Topic,
+)
 from perdure.stores.sqlite.control import expire
 from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction
@@ -130,9 +142,7 @@ def _start(transaction: Transaction, saves: list[Save]) -> tuple[bool, list[Led]
     with _quietly(transaction):
         started = enqueue(transaction, starts, [int(save.ref) for save in saves])
     led = [
-        (save, answer.id)
-        for save, start, answer in zip(saves, starts, started, strict=True)
-        if answer.id != start.id
+        (save, answer.id) for save, start, answer in zip(saves, starts, started, strict=True) if answer.id != start.id
     ]
     if led:
         rows = [(save.ref, save.checkpoint.key, run_id) for save, run_id in led]

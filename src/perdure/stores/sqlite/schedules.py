@@ -67,8 +67,9 @@ def fire(transaction: Transaction, fires: Sequence[Fire]) -> bool:
         earlier, live = found
         made: str | None = None
         for start in each.starts:
-            made = _begin(transaction, each, start, earlier if live else None)
-            earlier, live = made or earlier, True
+            run_id = _begin(transaction, each, start, earlier if live else None)
+            if run_id is not None:
+                made, earlier, live = run_id, run_id, True
         transaction.change(
             _SQL["move_on"],
             {
