@@ -142,6 +142,17 @@ def _replace(transaction: Transaction, replaced: dict[int, Start]) -> None:
     transaction.tell.add(Topic.WORK)
 
 
+def known(transaction: Transaction, starts: Sequence[Start]) -> list[Started]:
+    """The answers to starts that were made before, whatever has become of their runs since."""
+    if not starts:
+        return []
+    lanes = _lanes(transaction, {(start.queue, start.workflow) for start in starts})
+    inputs = [(start.id, 0, start.input, lanes[start.queue, start.workflow]) for start in starts]
+    found = transaction.row(_SQL["existing"], {"inputs": encode(inputs), "before": 2**63 - 1})[0]
+    same = {index: bool(equal) for index, _, equal in _Existing.decode(found)}
+    return [Started(start.id, existed=True, same=same.get(index, True)) for index, start in enumerate(starts)]
+
+
 def begin(start: Start, now: Millis) -> tuple[State, Millis | None, Millis | None]:
     """The state that a run starts in, when it is due if that is later, and its deadline."""
     due = start.at if start.at is not None else now + (start.delay or 0)

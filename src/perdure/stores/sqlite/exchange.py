@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from perdure.model import Millis
-from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Exchange, Exchanged, Save, Seen, Settle, Topic
+from perdure.model import Millis, ScheduleRecord
+from perdure.stores.base import (
+    CLAIM_BYTES,
+    CLAIM_LIMIT,
+    PAGE,
+    Claim,
+    Exchange,
+    Exchanged,
+    Led,
+    Save,
+    Seen,
+    Settle,
+    Topic,
+)
 from perdure.stores.sqlite.control import expire
 from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction
+from perdure.stores.sqlite.schedules import fire
 from perdure.stores.sqlite.settle import carry_out, plan
 from perdure.stores.sqlite.sql import encode, load
 
 DUE_LIMIT = 500
 """The most timers, and the most deadlines, that one exchange takes up."""
+DUE_SCHEDULES = 10
+"""The most schedules that one reply tells of as due."""
 
 _SQL = load("exchange")
 _LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD = 1, 2, 4, 8, 16
@@ -25,6 +41,7 @@ _Flags = msgspec.json.Decoder(list[tuple[int, int]])
 _Cancelled = msgspec.json.Decoder(list[tuple[int, str]])
 _Claims = msgspec.json.Decoder(list[Claim])
 _Numbers = msgspec.json.Decoder(list[int])
+_Due = msgspec.json.Decoder(list[ScheduleRecord])
 _Seen = msgspec.json.Decoder(list[Seen])
 
 
@@ -41,9 +58,14 @@ class _Head(msgspec.Struct):
         return {token for token, flags in self.flags.items() if flags & flag}
 
 
+def silent(exchange: Exchange) -> bool:
+    """Whether a worker says nothing that would have to be written."""
+    return not (exchange.saves or exchange.told or exchange.settles or exchange.fires or exchange.repeated)
+
+
 def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     """The reply to an exchange for which nothing has to be written; None when something has. Reads only."""
-    if exchange.saves or exchange.settles or exchange.repeated:
+    if not silent(exchange):
         return None
     head = _head(transaction, exchange)
     if head.timers_due or head.deadlines_due:
@@ -55,10 +77,12 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
 def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     """Does all that an exchange asks for. What is refused, or was done before, changes nothing."""
     head = _head(transaction, exchange)
-    ready = _save(transaction, exchange, head)
+    ready, led = _save(transaction, exchange, head)
+    _tell(transaction, exchange, head)
     ready |= _settle(transaction, exchange, head)
     more = False
     if head.known:
+        ready |= _fire(transaction, exchange)
         promoted, more = _take_up(transaction, head)
         ready |= promoted
         # While there are more runs whose time is over, a claim might bring one of them: they come first.
@@ -70,17 +94,20 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     if reply.next_at is not None and (head.next_at is None or reply.next_at < head.next_at):
         transaction.tell.add(Topic.WORK)
     reply.more |= more
+    reply.led = led
     return reply
 
 
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:
-    named = {part.token: part.ref for part in (*exchange.saves, *exchange.settles, *exchange.watches)}
+    named = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
     tokens = [(ref, token) for token, ref in named.items()]
-    flags, timer, deadline, known = transaction.row(_SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker})
     now = transaction.now
+    flags, timer, deadline, slot, known = transaction.row(
+        _SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker, "now": now}
+    )
     return _Head(
         flags=dict(_Flags.decode(flags)),
-        next_at=_first(timer, deadline),
+        next_at=_first(timer, deadline, slot),
         timers_due=timer is not None and timer <= now,
         deadlines_due=deadline is not None and deadline <= now,
         known=bool(known),
@@ -91,11 +118,12 @@ def _first(*times: Millis | None) -> Millis | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
+def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bool, list[Led]]:
+    """Keeps checkpoints; returns whether runs were made, and the children that were not because others have their keys."""
     stopped = head.having(_LOST | _SETTLED)
     saves = [save for save in exchange.saves if save.token not in stopped]
     if not saves:
-        return False
+        return False, []
     transaction.change(_SQL["save"], {"saves": encode([_row(save) for save in saves]), "now": transaction.now})
     consumed = [(save.ref, save.consumes) for save in saves if save.consumes is not None]
     if consumed:
@@ -104,14 +132,47 @@ def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
     progressed = [save.ref for save in saves if save.token in crashed and save.checkpoint.outcome != "open"]
     if progressed:
         transaction.change(_SQL["progress"], {"runs": encode(progressed)})
-    children = [(save.starts, int(save.ref)) for save in saves if save.starts is not None]
-    if not children:
-        return False
+    return _start(transaction, [save for save in saves if save.starts is not None])
+
+
+def _start(transaction: Transaction, saves: list[Save]) -> tuple[bool, list[Led]]:
+    starts = [save.starts for save in saves if save.starts is not None]
+    if not starts:
+        return False, []
+    with _quietly(transaction):
+        started = enqueue(transaction, starts, [int(save.ref) for save in saves])
+    led = [
+        (save, answer.id) for save, start, answer in zip(saves, starts, started, strict=True) if answer.id != start.id
+    ]
+    if led:
+        rows = [(save.ref, save.checkpoint.key, run_id) for save, run_id in led]
+        transaction.change(_SQL["lead"], {"led": encode(rows)})
+    return (
+        any(not answer.existed for answer in started),
+        [Led(save.token, save.checkpoint.key, run_id) for save, run_id in led],
+    )
+
+
+def _tell(transaction: Transaction, exchange: Exchange, head: _Head) -> None:
+    stopped = head.having(_LOST | _SETTLED)
+    told = [(said.ref, said.status) for said in exchange.told if said.token not in stopped]
+    if told:
+        transaction.change(_SQL["told"], {"told": encode(told)})
+        transaction.tell.add(Topic.STATUS)
+
+
+def _fire(transaction: Transaction, exchange: Exchange) -> bool:
+    with _quietly(transaction):
+        return fire(transaction, exchange.fires)
+
+
+@contextmanager
+def _quietly(transaction: Transaction) -> Generator[None]:
+    """While runs are made of which others are told, if at all, when it is known whether this worker takes them."""
     quiet = Topic.WORK not in transaction.tell
-    started = enqueue(transaction, [start for start, _ in children], [maker for _, maker in children])
+    yield
     if quiet:
-        transaction.tell.discard(Topic.WORK)  # Whether others have to be told is known when all is claimed.
-    return any(not answer.existed for answer in started)
+        transaction.tell.discard(Topic.WORK)
 
 
 def _row(save: Save) -> tuple[Any, ...]:
@@ -197,8 +258,16 @@ def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[E
     if not head.known:
         return Exchanged(now, [], refused, [], [], None, more=False, gone=True), True
     first, last = _range(exchange)
-    claims, cancelled, timer, deadline, more, left = transaction.row(
-        _SQL["reply"], {"worker": exchange.worker, "first": first, "last": last, "page": PAGE}
+    claims, cancelled, timer, deadline, slot, due, more, left = transaction.row(
+        _SQL["reply"],
+        {
+            "worker": exchange.worker,
+            "first": first,
+            "last": last,
+            "page": PAGE,
+            "now": now,
+            "due": DUE_SCHEDULES,
+        },
     )
     return Exchanged(
         now=now,
@@ -206,8 +275,9 @@ def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[E
         refused=refused,
         cancelled=_Cancelled.decode(cancelled),
         seen=_watch(transaction, exchange, head),
-        next_at=_first(timer, deadline),
+        next_at=_first(timer, deadline, slot),
         more=bool(more),
+        due=_Due.decode(due),
     ), bool(left)
 
 

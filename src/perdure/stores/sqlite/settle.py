@@ -26,7 +26,8 @@ class Plan(Struct):
     retried: list[int] = field(default_factory=list)
     parked: list[int] = field(default_factory=list)
     continued: list[int] = field(default_factory=list)
-    ended: bool = False
+    failures: list[tuple[int, str]] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
     queued: bool = False
 
 
@@ -39,8 +40,10 @@ def plan(settles: Sequence[Settle], cancelling: set[int], now: Millis) -> Plan:
         if token in cancelling and to not in _ENDS:
             to = To.RELEASE
         if to in _ENDS:
-            plan.ended = True
+            plan.ended.append(ref)
             plan.settles.append((ref, token, _ENDS[to], None, 0))
+            if to is To.FAILED and settle.cause:
+                plan.failures.append((ref, settle.cause))
             if settle.body is not None:
                 plan.bodies.append((ref, settle.body))
         elif to is To.PARK:
@@ -64,6 +67,16 @@ def plan(settles: Sequence[Settle], cancelling: set[int], now: Millis) -> Plan:
     return plan
 
 
+def take_numbers(transaction: Transaction, number: int) -> int:
+    """Takes numbers in the order of finishing: as many, from the one that is returned on."""
+    return int(transaction.row(_SQL["finish"], {"number": number})[0]) + 1
+
+
+def keep_causes(transaction: Transaction, runs: Sequence[int], cause: str) -> None:
+    """Keeps one cause for runs that the store ended as failed."""
+    transaction.change(_SQL["failures"], {"failures": encode([(run, cause) for run in runs])})
+
+
 def _retry(plan: Plan, ref: int, settle: Settle) -> None:
     plan.retried.append(ref)
     if settle.body is not None:
@@ -80,9 +93,12 @@ def carry_out(transaction: Transaction, plan: Plan) -> bool:
     if plan.waits:
         # Before the runs that end: their ending must find those who park for them in the same batch.
         transaction.change(_SQL["park"], {"waits": encode(plan.waits)})
-    before = transaction.connection.total_changes
-    changed = transaction.change(_SQL["settle"], {"settles": encode(plan.settles), "now": transaction.now})
-    woken = transaction.connection.total_changes - before > changed  # By the trigger of those that ended.
+    # Numbers in the order of finishing are given out for all of them, so that a place in the batch is enough.
+    finish = take_numbers(transaction, len(plan.settles)) if plan.ended else 0
+    params = {"settles": encode(plan.settles), "now": transaction.now, "finish": finish}
+    transaction.change(_SQL["settle"], params)
+    if plan.failures:
+        transaction.change(_SQL["failures"], {"failures": encode(plan.failures)})
     if plan.bodies:
         transaction.change(_SQL["outcomes"], {"bodies": encode(plan.bodies)})
     if plan.retried:
@@ -92,6 +108,7 @@ def carry_out(transaction: Transaction, plan: Plan) -> bool:
         transaction.change(_SQL["inputs"], {"inputs": encode(plan.inputs)})
     if moving_on:
         transaction.change(_SQL["drop_outcomes"], {"runs": encode(moving_on)})
+    woken = bool(plan.ended) and bool(transaction.row(_SQL["woken"], {"runs": encode(plan.ended)})[0])
     if plan.parked:
         woken |= transaction.change(_SQL["unpark"], {"runs": encode(plan.parked), "now": transaction.now}) > 0
     return woken

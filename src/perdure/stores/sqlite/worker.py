@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from perdure.model import Json, Millis, State, crash_backoff, poisoned
+from perdure.model import POISONED, Json, Millis, State, crash_backoff, poisoned
 from perdure.stores.base import Registration, Topic
 from perdure.stores.sqlite.executor import Transaction
+from perdure.stores.sqlite.settle import keep_causes, take_numbers
 from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("worker")
@@ -111,8 +112,11 @@ def _take_back(transaction: Transaction, workers: str) -> int:
         errors: list[tuple[int, Json]] = [(v.seq, poisoned(v.crashes)) for v in verdicts if v.state is State.FAILED]
         if errors:
             transaction.change(_OUTCOMES, {"bodies": encode(errors)})
+            keep_causes(transaction, [run for run, _ in errors], POISONED)
             transaction.tell.add(Topic.ENDED)
-        transaction.change(_SQL["take_back"], {"runs": encode(verdicts), "now": transaction.now})
+        finish = take_numbers(transaction, len(verdicts)) if errors else 0
+        params = {"runs": encode(verdicts), "now": transaction.now, "finish": finish}
+        transaction.change(_SQL["take_back"], params)
         transaction.tell.add(Topic.WORK)
     _forget(transaction, workers)
     return len(runs)

@@ -158,6 +158,7 @@ CREATE TABLE batch (
     cancelled INTEGER NOT NULL DEFAULT 0,
     callback TEXT
 ) WITHOUT ROWID;
+CREATE INDEX batch_callback ON batch (callback) WHERE callback IS NOT NULL;
 
 CREATE TRIGGER batch_counts AFTER UPDATE OF finished_at ON run
 WHEN new.batch IS NOT NULL AND (new.finished_at IS NULL) <> (old.finished_at IS NULL)
@@ -183,6 +184,7 @@ CREATE TABLE schedule (
     last_slot INTEGER,
     last_run TEXT
 ) WITHOUT ROWID;
+CREATE INDEX schedule_last ON schedule (last_run) WHERE last_run IS NOT NULL;
 CREATE INDEX schedule_next ON schedule (next_slot) WHERE next_slot IS NOT NULL AND paused = 0;
 
 -- A parent that ends lets go of those of its children that prune had to pass over.
@@ -217,6 +219,12 @@ BEGIN
     DELETE FROM status WHERE run = old.seq;
     DELETE FROM failure WHERE run = old.seq;
     DELETE FROM label WHERE run = old.seq;
+    UPDATE schedule SET last_run = NULL WHERE last_run = old.id;
+    -- A batch goes with the last of its runs and its callback.
+    DELETE FROM batch
+    WHERE (id = old.batch OR callback = old.id)
+        AND NOT EXISTS (SELECT 1 FROM run WHERE batch = batch.id)
+        AND NOT EXISTS (SELECT 1 FROM run WHERE id = batch.callback);
     UPDATE lane SET
         runs = runs - 1,
         scheduled = scheduled - (old.state = 'scheduled'),

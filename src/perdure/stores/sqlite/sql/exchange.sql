@@ -4,7 +4,7 @@
 -- name: head
 -- What the rest of the exchange depends on: of the claims that are named, those with something to be minded (flags:
 -- 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a parent), the next times, the worker's lease.
--- Reads by primary key; run_timer and run_deadline for their first entry.
+-- Reads by primary key; run_timer, run_deadline and schedule_next for one entry.
 SELECT
     (
         SELECT json_group_array(json_array(token, flags))
@@ -26,6 +26,10 @@ SELECT
         SELECT deadline FROM run
         WHERE deadline IS NOT NULL AND finished_at IS NULL AND cancelling IS NULL
         ORDER BY deadline LIMIT 1
+    ),
+    (
+        SELECT next_slot FROM schedule INDEXED BY schedule_next
+        WHERE next_slot > :now AND paused = 0 ORDER BY next_slot LIMIT 1
     ),
     EXISTS (SELECT 1 FROM worker WHERE id = :worker);
 
@@ -81,9 +85,11 @@ UPDATE run SET
     worker = NULL,
     settled = e.token,
     cancelling = CASE WHEN e.state IN ('succeeded', 'failed', 'cancelled') THEN NULL ELSE cancelling END,
-    finished_at = CASE WHEN e.state IN ('succeeded', 'failed', 'cancelled') THEN :now END
+    finished_at = CASE WHEN e.state IN ('succeeded', 'failed', 'cancelled') THEN :now END,
+    finish = CASE WHEN e.state IN ('succeeded', 'failed', 'cancelled') THEN :finish + e.place END
 FROM (
     SELECT
+        key AS place,
         json_extract(value, '$[0]') AS seq,
         json_extract(value, '$[1]') AS token,
         json_extract(value, '$[2]') AS state,
@@ -92,6 +98,47 @@ FROM (
     FROM json_each(:settles)
 ) AS e
 WHERE run.seq = e.seq;
+
+-- name: finish
+-- Gives out numbers in the order of finishing; returns the last one that was given out before.
+UPDATE finish SET last = last + :number RETURNING last - :number;
+
+-- name: woken
+-- Whether the end of one of the runs made a run ready that was parked for it, or may have completed a batch. Uses
+-- wait_run and primary keys.
+SELECT EXISTS (
+    SELECT 1
+    FROM json_each(:runs) AS e
+    CROSS JOIN run AS r ON r.seq = e.value
+    WHERE r.batch IS NOT NULL
+        OR EXISTS (
+            SELECT 1
+            FROM wait AS w INDEXED BY wait_run CROSS JOIN run AS p ON p.seq = w.run
+            WHERE w.what = 'run' AND w.target = r.id AND p.state = 'queued'
+        )
+);
+
+-- name: failures
+-- Keeps why runs failed. Uses the primary key.
+INSERT OR REPLACE INTO failure (run, cause)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:failures);
+
+-- name: told
+-- Keeps what runs say of their progress. Uses the primary key.
+INSERT OR REPLACE INTO status (run, body)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:told);
+
+-- name: lead
+-- Makes checkpoints of children those of other runs. Uses checkpoint_key.
+UPDATE checkpoint SET body = e.body, size = length(CAST(e.body AS BLOB))
+FROM (
+    SELECT
+        json_extract(value, '$[0]') AS run,
+        json_extract(value, '$[1]') AS key,
+        json_quote(json_extract(value, '$[2]')) AS body
+    FROM json_each(:led)
+) AS e
+WHERE checkpoint.run = e.run AND checkpoint.key = e.key;
 
 -- name: outcomes
 -- Keeps the bodies of runs. Uses the primary key.
@@ -267,8 +314,8 @@ WHERE position IS NOT NULL OR ended IS NOT NULL OR at <= :now;
 
 -- name: reply
 -- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals, one more
--- than a page where there are more; owned runs to be cancelled; the next times; whether more is ready for it, and whether anything is ready for anybody.
--- Uses run_owned, run_cancelling, run_timer, run_deadline, run_ready, and primary keys.
+-- than a page where there are more; owned runs to be cancelled; the next times; schedules that are due; whether more is ready for it, and whether anything is ready for anybody.
+-- Uses run_owned, run_cancelling, run_timer, run_deadline, schedule_next, run_ready, and primary keys.
 SELECT
     (
         SELECT json_group_array(
@@ -310,6 +357,7 @@ SELECT
                     LEFT JOIN outcome AS o ON o.run = t.seq
                     WHERE w.run = r.seq AND w.what = 'run'
                 ),
+                'labels', (SELECT json_group_object(b.key, b.value) FROM label AS b WHERE b.run = r.seq),
                 'more_checkpoints', json('false'),
                 'more_signals', json('false')
             )
@@ -329,6 +377,22 @@ SELECT
         SELECT deadline FROM run
         WHERE deadline IS NOT NULL AND finished_at IS NULL AND cancelling IS NULL
         ORDER BY deadline LIMIT 1
+    ),
+    (
+        SELECT next_slot FROM schedule INDEXED BY schedule_next
+        WHERE next_slot > :now AND paused = 0 ORDER BY next_slot LIMIT 1
+    ),
+    (
+        SELECT json_group_array(
+            json_object(
+                'schedule', json(spec), 'paused', json('false'), 'next_slot', next_slot, 'last_slot', last_slot,
+                'last_run', last_run, 'declared', json(iif(declared, 'true', 'false'))
+            )
+        )
+        FROM (
+            SELECT * FROM schedule INDEXED BY schedule_next
+            WHERE next_slot <= :now AND paused = 0 ORDER BY next_slot LIMIT :due
+        )
     ),
     EXISTS (
         SELECT 1

@@ -30,7 +30,12 @@ SELECT json_group_array(
             SELECT json_group_array(json_object('key', w.key, 'what', w.what, 'target', w.target, 'at', w.at))
             FROM wait AS w WHERE w.run = r.seq AND r.state = 'waiting'
         ),
-        'position', r.seq
+        'position', r.seq,
+        'unique', coalesce(r.unique_key, ''),
+        'batch', coalesce(r.batch, ''),
+        'labels', (SELECT json_group_object(b.key, b.value) FROM label AS b WHERE b.run = r.seq),
+        'status', (SELECT s.body FROM status AS s WHERE s.run = r.seq),
+        'cause', (SELECT f.cause FROM failure AS f WHERE f.run = r.seq)
     )
 )
 FROM json_each(:runs) AS e
@@ -42,80 +47,6 @@ LEFT JOIN outcome AS o ON o.run = r.seq;
 -- name: one
 -- The number of a run, as a list. Uses the unique index of run ids.
 SELECT json_group_array(seq) FROM run WHERE id = :id;
-
--- name: newest
--- Numbers of runs, newest first. Walks the primary key.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.seq < coalesce(:after, 9223372036854775807)
-        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq DESC LIMIT :limit
-);
-
--- name: oldest
--- Numbers of runs, oldest first. Walks the primary key.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.seq > coalesce(:after, -1)
-        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq LIMIT :limit
-);
-
--- name: newest_failed
--- Numbers of failed runs, newest first. Walks run_failed.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r INDEXED BY run_failed CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.state = 'failed'
-        AND r.seq < coalesce(:after, 9223372036854775807)
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq DESC LIMIT :limit
-);
-
--- name: oldest_failed
--- Numbers of failed runs, oldest first. Walks run_failed.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r INDEXED BY run_failed CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.state = 'failed'
-        AND r.seq > coalesce(:after, -1)
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq LIMIT :limit
-);
-
--- name: newest_children
--- Numbers of the children of a run, newest first. Walks run_child.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r INDEXED BY run_child CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.parent = :parent
-        AND r.seq < coalesce(:after, 9223372036854775807)
-        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq DESC LIMIT :limit
-);
-
--- name: oldest_children
--- Numbers of the children of a run, oldest first. Walks run_child.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r INDEXED BY run_child CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.parent = :parent
-        AND r.seq > coalesce(:after, -1)
-        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq LIMIT :limit
-);
 
 -- name: ended
 -- Of some runs, those that have ended. Uses the unique index of run ids.
@@ -173,10 +104,30 @@ FROM (
 );
 
 -- name: counts
--- How many runs each lane has in each state. Walks all runs.
-SELECT json_group_array(json_object('queue', l.queue, 'workflow', l.workflow, 'state', n.state, 'runs', n.runs))
-FROM (SELECT lane, state, count(*) AS runs FROM run GROUP BY lane, state) AS n
-JOIN lane AS l ON l.id = n.lane;
+-- How many runs each lane has in each state. Walks the lanes, and run_owned.
+SELECT json_group_array(json_object('queue', queue, 'workflow', workflow, 'state', state, 'runs', runs))
+FROM (
+    SELECT
+        l.queue,
+        l.workflow,
+        s.value AS state,
+        CASE s.value
+            WHEN 'scheduled' THEN l.scheduled
+            WHEN 'queued' THEN
+                l.runs - l.scheduled - coalesce(o.running, 0) - l.waiting - l.succeeded - l.failed - l.cancelled
+            WHEN 'running' THEN coalesce(o.running, 0)
+            WHEN 'waiting' THEN l.waiting
+            WHEN 'succeeded' THEN l.succeeded
+            WHEN 'failed' THEN l.failed
+            WHEN 'cancelled' THEN l.cancelled
+        END AS runs
+    FROM lane AS l
+    CROSS JOIN json_each('["scheduled", "queued", "running", "waiting", "succeeded", "failed", "cancelled"]') AS s
+    LEFT JOIN (
+        SELECT lane, count(*) AS running FROM run INDEXED BY run_owned WHERE state = 'running' GROUP BY lane
+    ) AS o ON o.lane = l.id
+)
+WHERE runs > 0;
 
 -- name: workers
 -- The live incarnations. Walks the workers, which are few, and run_owned for each.

@@ -49,9 +49,11 @@ UPDATE run SET
     worker = NULL,
     token = NULL,
     cancelling = CASE WHEN e.state = 'failed' THEN NULL ELSE cancelling END,
-    finished_at = CASE WHEN e.state = 'failed' THEN :now END
+    finished_at = CASE WHEN e.state = 'failed' THEN :now END,
+    finish = CASE WHEN e.state = 'failed' THEN :finish + e.place END
 FROM (
     SELECT
+        key AS place,
         json_extract(value, '$[0]') AS seq,
         json_extract(value, '$[1]') AS state,
         json_extract(value, '$[2]') AS crashes,
