@@ -87,6 +87,8 @@ def _wait(wait: Wait) -> str:
             return f"signal {wait.target}{limit}"
         case WaitFor.RUN:
             return f"run {wait.target} to end{limit}"
+        case WaitFor.BATCH:
+            return f"all runs of batch {wait.target} to end{limit}"
 
 
 def _workers(count: int) -> str:

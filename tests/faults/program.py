@@ -31,10 +31,9 @@ async def worker(options: dict[str, Any]) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     loop.add_signal_handler(signal.SIGUSR1, lambda: tell(loop))
-    async with app:
-        async with app.worker(**options):
-            log("serving")
-            await ended.wait()
+    async with app, app.worker(**options):
+        log("serving")
+        await ended.wait()
     log("ended")
 
 
