@@ -8,6 +8,7 @@ import pytest
 from perdure.model import State, crash_backoff
 from perdure.stores import open_store
 from perdure.stores.base import Severity
+from perdure.stores.sqlite.lists import _statement
 from perdure.stores.sqlite.sql import load, migrations, parse, statements
 from perdure.stores.sqlite.worker import Owned, Verdict, judge
 
@@ -66,11 +67,15 @@ def test_the_doctor_finds_a_new_store_healthy(tmp_path: Path) -> None:
 
 
 def plan_of(file: str, name: str, params: dict[str, object], path: Path) -> str:
+    return plan_of_text(load(file)[name], params, path)
+
+
+def plan_of_text(sql: str, params: dict[str, object], path: Path) -> str:
     async def explain() -> str:
         store = open_store(f"sqlite:///{path}/a.db")
         await store.open()
         rows = await store._read(  # type: ignore[attr-defined]
-            lambda tx: tx.connection.execute("EXPLAIN QUERY PLAN " + load(file)[name], params).fetchall()
+            lambda tx: tx.connection.execute("EXPLAIN QUERY PLAN " + sql, params).fetchall()
         )
         await store.close()
         return "\n".join(row[3] for row in rows)
@@ -92,7 +97,49 @@ def test_due_timers_and_deadlines_use_their_indexes(tmp_path: Path) -> None:
 
 
 def test_heads_and_replies_scan_no_runs(tmp_path: Path) -> None:
-    head = plan_of("exchange", "head", {"tokens": "[]", "worker": 1}, tmp_path)
-    reply = plan_of("exchange", "reply", {"worker": 1, "first": 1, "last": 2, "page": 3}, tmp_path)
+    head = plan_of("exchange", "head", {"tokens": "[]", "worker": 1, "now": 1}, tmp_path)
+    params: dict[str, object] = {"worker": 1, "first": 1, "last": 2, "page": 3, "now": 1, "due": 1}
+    reply = plan_of("exchange", "reply", params, tmp_path)
     for line in (head + "\n" + reply).splitlines():
         assert not line.startswith("SCAN run") or "USING" in line
+
+
+def test_unique_keys_are_found_by_their_index(tmp_path: Path) -> None:
+    plan = plan_of("unique", "holders", {"keys": "[]"}, tmp_path)
+    assert "run_unique (unique_key=? AND finished_at=?)" in plan
+    assert "run_unique (unique_key=? AND finished_at>?)" in plan
+    assert "run_unique" in plan_of("unique", "taken", {"runs": "[]"}, tmp_path)
+
+
+def test_what_is_pruned_is_walked_in_the_order_of_finishing(tmp_path: Path) -> None:
+    plan = plan_of("retention", "ended", {"lane": 1, "state": "failed"}, tmp_path)
+    assert plan == "SEARCH run USING COVERING INDEX run_prunable (lane=? AND state=?)"
+    assert "SEARCH run USING INTEGER PRIMARY KEY" in plan_of("retention", "prune", {"ended": "[]"}, tmp_path)
+
+
+def test_lists_walk_their_index_in_order(tmp_path: Path) -> None:
+    walks = {
+        "all": "r",
+        "failed": "run_failed",
+        "children": "run_child",
+        "batch": "run_batch",
+        "cause": "failure_cause",
+    }
+    walks["label"] = "label_value"
+    names = ("states", "workflow", "queue", "parent", "batch", "cause", "labels", "limit", "after")
+    for walk, index in walks.items():
+        for direction in ("newest", "oldest"):
+            plan = plan_of_text(_statement(direction, walk), dict.fromkeys(names), tmp_path)
+            assert index in plan
+            assert "TEMP B-TREE" not in plan, f"{walk}, {direction}: {plan}"
+
+
+def test_counts_walk_no_runs_but_those_that_are_running(tmp_path: Path) -> None:
+    plan = plan_of("read", "counts", {}, tmp_path)
+    assert [line for line in plan.splitlines() if " run " in line] == ["SCAN run USING INDEX run_owned"]
+
+
+def test_what_is_checked_at_each_end_is_looked_up(tmp_path: Path) -> None:
+    """The conditions of the triggers on the end of a run."""
+    plan = plan_of_text("SELECT EXISTS (SELECT 1 FROM run WHERE kept IS NOT NULL)", {}, tmp_path)
+    assert "run_kept" in plan

@@ -119,7 +119,7 @@ def _first(*times: Millis | None) -> Millis | None:
 
 
 def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bool, list[Led]]:
-    """Keeps checkpoints; returns whether runs were made, and the children that were not because others have their keys."""
+    """Keeps checkpoints; returns whether runs were made, and the children whose unique key led to another run."""
     stopped = head.having(_LOST | _SETTLED)
     saves = [save for save in exchange.saves if save.token not in stopped]
     if not saves:

@@ -67,16 +67,14 @@ def decide(
     resolved = Resolved()
     made: dict[tuple[str, str], int] = {}
     seen = set(there)
-    for index, start in enumerate(starts):
-        unique = start.unique
+    for index, wanted in enumerate(starts):
+        start, unique = _put_off(wanted), wanted.unique
         if unique is None or start.id in seen:
             # A start of an id that exists is that run, and nothing else about it matters.
             resolved.starts[index] = start
             seen.add(start.id)
             continue
         pair = start.workflow, unique.key
-        if unique.on_conflict is OnConflict.DEBOUNCE:
-            start = replace(start, at=None, delay=unique.period)
         holder = holding.get(pair)
         if holder is None and unique.on_conflict is OnConflict.THROTTLE and pair not in made:
             holder = recent.get(pair)
@@ -106,6 +104,12 @@ def taken(transaction: Transaction, runs: str) -> set[int]:
 def rewrite(transaction: Transaction, rows: Sequence[tuple[int, str, Millis | None, Millis | None]]) -> None:
     """Gives runs that have not begun the state, due time and deadline that are told with their numbers."""
     transaction.change(_SQL["replace"], {"runs": encode(rows)})
+
+
+def _put_off(start: Start) -> Start:
+    if start.unique is None or start.unique.on_conflict is not OnConflict.DEBOUNCE:
+        return start
+    return replace(start, at=None, delay=start.unique.period)
 
 
 def _replaces(on_conflict: OnConflict) -> bool:
