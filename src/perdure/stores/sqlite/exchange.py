@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from perdure.model import Millis
-from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Exchange, Exchanged, Save, Seen, Settle, Topic
+from perdure.stores.base import PAGE, Claim, Exchange, Exchanged, Save, Seen, Settle, Topic
+from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, token_range
 from perdure.stores.sqlite.control import expire
 from perdure.stores.sqlite.enqueue import encode, enqueue
 from perdure.stores.sqlite.executor import Transaction
@@ -19,7 +20,7 @@ DUE_LIMIT = 500
 """The most timers, and the most deadlines, that one exchange takes up."""
 
 _SQL = load("exchange")
-_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD = 1, 2, 4, 8, 16
+_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION = 1, 2, 4, 8, 16, 32
 
 _Flags = msgspec.json.Decoder(list[tuple[int, int]])
 _Cancelled = msgspec.json.Decoder(list[tuple[int, str]])
@@ -35,7 +36,16 @@ class _Head(msgspec.Struct):
     next_at: Millis | None
     timers_due: bool
     deadlines_due: bool
+    sessions_idle: bool
+    sessions: int
+    """How many sessions the worker may own."""
+    limited: bool
     known: bool
+
+    @property
+    def strict(self) -> bool:
+        """Whether a claim has to look at limits, rates or sessions."""
+        return self.known and (self.limited or self.sessions > 0)
 
     def having(self, flag: int) -> set[int]:
         return {token for token, flags in self.flags.items() if flags & flag}
@@ -46,9 +56,9 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     if exchange.saves or exchange.settles or exchange.repeated:
         return None
     head = _head(transaction, exchange)
-    if head.timers_due or head.deadlines_due:
+    if head.timers_due or head.deadlines_due or head.sessions_idle:
         return None
-    reply, _ = _reply(transaction, exchange, head)
+    reply, _ = _reply(transaction, exchange, head, outlook(transaction, exchange.worker) if head.strict else None)
     return None if reply.more and exchange.slots > 0 else reply
 
 
@@ -57,15 +67,18 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     head = _head(transaction, exchange)
     ready = _save(transaction, exchange, head)
     ready |= _settle(transaction, exchange, head)
-    more = False
+    more, left_over = False, None
     if head.known:
         promoted, more = _take_up(transaction, head)
         ready |= promoted
         # While there are more runs whose time is over, a claim might bring one of them: they come first.
         if exchange.slots > 0 and not (head.deadlines_due and more):
-            _claim(transaction, exchange)
-    reply, left = _reply(transaction, exchange, head)
-    if left and ready:
+            claim_for(transaction, exchange, strict=head.strict)
+        if head.strict:
+            left_over = outlook(transaction, exchange.worker)
+    reply, left = _reply(transaction, exchange, head, left_over)
+    # What settles frees its share of a limit, for which runs of others may wait.
+    if left and (ready or (head.limited and exchange.settles)):
         transaction.tell.add(Topic.WORK)
     if reply.next_at is not None and (head.next_at is None or reply.next_at < head.next_at):
         transaction.tell.add(Topic.WORK)
@@ -76,14 +89,19 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:
     named = {part.token: part.ref for part in (*exchange.saves, *exchange.settles, *exchange.watches)}
     tokens = [(ref, token) for token, ref in named.items()]
-    flags, timer, deadline, known = transaction.row(_SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker})
+    flags, timer, deadline, idle_until, sessions, limited = transaction.row(
+        _SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker}
+    )
     now = transaction.now
     return _Head(
         flags=dict(_Flags.decode(flags)),
         next_at=_first(timer, deadline),
         timers_due=timer is not None and timer <= now,
         deadlines_due=deadline is not None and deadline <= now,
-        known=bool(known),
+        sessions_idle=idle_until is not None and idle_until <= now,
+        sessions=sessions or 0,
+        limited=bool(limited),
+        known=sessions is not None,
     )
 
 
@@ -141,6 +159,9 @@ def _settle(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
         return False
     decided = plan(settles, head.having(_CANCELLING), transaction.now)
     woken = carry_out(transaction, decided)
+    tied = head.having(_SESSION)
+    if any(settle.token in tied for settle in settles):
+        transaction.change(_SQL["rest"], {"now": transaction.now})
     if decided.ended:
         transaction.tell.add(Topic.ENDED)
         children = head.having(_CHILD)
@@ -159,44 +180,20 @@ def _take_up(transaction: Transaction, head: _Head) -> tuple[bool, bool]:
         overdue = transaction.row(_SQL["overdue"], {"now": transaction.now, "limit": DUE_LIMIT})[0]
         expire(transaction, overdue)
         more |= len(_Numbers.decode(overdue)) == DUE_LIMIT
+    if head.sessions_idle:
+        transaction.change(_SQL["rest"], {"now": transaction.now})
+        promoted |= transaction.change(_SQL["let_go"], {"now": transaction.now, "limit": DUE_LIMIT}) > 0
     return promoted, more
 
 
-def _range(exchange: Exchange) -> tuple[int, int]:
-    first = (exchange.worker << 40) + (exchange.serial << 8)
-    return first, first + 255
-
-
-def _claim(transaction: Transaction, exchange: Exchange) -> None:
-    first, last = _range(exchange)
-    slots = min(exchange.slots, CLAIM_LIMIT)
-    token = first
-    if exchange.repeated:
-        # What the first one claimed stays claimed; only the slots that it left empty are filled.
-        params = {"worker": exchange.worker, "first": first, "last": last}
-        owned, highest = transaction.row(_SQL["claimed"], params)
-        slots -= owned
-        token = first if highest is None else highest + 1
-    if slots > 0:
-        transaction.change(
-            _SQL["claim"],
-            {
-                "worker": exchange.worker,
-                "slots": slots,
-                "token": token,
-                "bytes": CLAIM_BYTES,
-                "page": PAGE,
-                "now": transaction.now,
-            },
-        )
-
-
-def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[Exchanged, bool]:
-    """The reply, and whether anything is ready for anybody."""
+def _reply(
+    transaction: Transaction, exchange: Exchange, head: _Head, left_over: Outlook | None
+) -> tuple[Exchanged, bool]:
+    """The reply, and whether anything is ready for anybody. `left_over` replaces what the ready set alone tells."""
     now, refused = transaction.now, sorted(_refused(exchange, head))
     if not head.known:
         return Exchanged(now, [], refused, [], [], None, more=False, gone=True), True
-    first, last = _range(exchange)
+    first, last = token_range(exchange)
     claims, cancelled, timer, deadline, more, left = transaction.row(
         _SQL["reply"], {"worker": exchange.worker, "first": first, "last": last, "page": PAGE}
     )
@@ -206,8 +203,8 @@ def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[E
         refused=refused,
         cancelled=_Cancelled.decode(cancelled),
         seen=_watch(transaction, exchange, head),
-        next_at=_first(timer, deadline),
-        more=bool(more),
+        next_at=_first(timer, deadline, left_over.next_at if left_over else None),
+        more=left_over.more if left_over else bool(more),
     ), bool(left)
 
 

@@ -13,9 +13,14 @@ from perdure.model import (
     Checkpoint,
     Count,
     Ended,
+    LimitRecord,
+    Limits,
     Millis,
+    QueueReport,
+    Revision,
     RunQuery,
     RunRecord,
+    Scope,
     Signal,
     Start,
     Started,
@@ -23,7 +28,8 @@ from perdure.model import (
     WorkerRecord,
 )
 from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Subscription, Topic
-from perdure.stores.sqlite import control, doctor, migrate, reads
+from perdure.stores.sqlite import control, doctor, migrate, queues, reads
+from perdure.stores.sqlite import limits as limiting
 from perdure.stores.sqlite import worker as workers
 from perdure.stores.sqlite.connect import Location, connect
 from perdure.stores.sqlite.enqueue import enqueue
@@ -154,6 +160,23 @@ class SqliteStore:
 
     async def workers(self) -> list[WorkerRecord]:
         return await self._read(reads.workers)
+
+    # --- limits and pauses
+
+    async def set_limits(self, scope: Scope, limits: Limits, who: str, *, declared: bool = False) -> LimitRecord:
+        return await self._write(lambda tx: limiting.set_limits(tx, scope, limits, who, declared=declared))
+
+    async def pause(self, scope: Scope, who: str, *, paused: bool = True) -> LimitRecord:
+        return await self._write(lambda tx: limiting.pause(tx, scope, who, paused=paused))
+
+    async def limits(self) -> list[LimitRecord]:
+        return await self._read(limiting.limits)
+
+    async def revisions(self, scope: Scope | None = None, *, limit: int = 50) -> list[Revision]:
+        return await self._read(lambda tx: limiting.revisions(tx, scope, limit))
+
+    async def queues(self) -> list[QueueReport]:
+        return await self._read(queues.report)
 
     # --- workers
 

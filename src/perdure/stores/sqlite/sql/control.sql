@@ -34,7 +34,8 @@ WHERE r.finished_at IS NULL;
 
 -- name: end
 -- Ends runs that nobody owns. Uses the primary key; fires run_ended.
-UPDATE run SET state = :state, wake_at = NULL, cancelling = NULL, cut_off = 0, finished_at = :now
+UPDATE run SET
+    state = :state, held = NULL, wake_at = NULL, cancelling = NULL, cut_off = 0, finished_at = :now
 WHERE seq IN (SELECT value FROM json_each(:runs));
 
 -- name: same_outcome

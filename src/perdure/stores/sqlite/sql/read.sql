@@ -30,7 +30,10 @@ SELECT json_group_array(
             SELECT json_group_array(json_object('key', w.key, 'what', w.what, 'target', w.target, 'at', w.at))
             FROM wait AS w WHERE w.run = r.seq AND r.state = 'waiting'
         ),
-        'position', r.seq
+        'position', r.seq,
+        'version', l.version,
+        'group', coalesce((SELECT g.key FROM grp AS g WHERE g.id = r.grp), ''),
+        'session', coalesce((SELECT s.key FROM session AS s WHERE s.id = r.session), '')
     )
 )
 FROM json_each(:runs) AS e
@@ -167,7 +170,7 @@ FROM (
     CROSS JOIN lane AS own ON own.id = r.lane
     CROSS JOIN lane AS l ON l.queue = own.queue
     CROSS JOIN run AS q INDEXED BY run_ready
-        ON q.lane = l.id AND q.state = 'queued' AND q.held IS NULL AND (q.priority, q.seq) < (r.priority, r.seq)
+        ON q.lane = l.id AND q.owner IN (0, r.owner) AND q.state = 'queued' AND q.held IS NULL AND (q.priority, q.place, q.seq) < (r.priority, r.place, r.seq)
     WHERE r.id = :id AND r.state = 'queued'
     LIMIT :limit
 );
@@ -188,6 +191,14 @@ SELECT json_group_array(
         'pid', w.pid,
         'queues', json(w.queues),
         'workflows', json(w.workflows),
+        'versions', (
+            SELECT json_group_object(v.workflow, json(v.versions))
+            FROM (
+                SELECT json_extract(value, '$[0]') AS workflow, json_group_array(json_extract(value, '$[1]')) AS versions
+                FROM json_each(w.versions) GROUP BY 1
+            ) AS v
+        ),
+        'sessions', w.sessions,
         'concurrency', w.concurrency,
         'started_at', w.started_at,
         'lease_until', w.lease_until,
