@@ -430,6 +430,10 @@ class WorkerRecord(Struct, kw_only=True):
     lease_until: Millis
     running: int
     """How many runs it owns now."""
+    versions: dict[str, list[str]] = {}
+    """By workflow: the versions whose pinned runs it serves."""
+    sessions: int = 0
+    """The most sessions that it owns at a time."""
 
 
 def crash_backoff(crashes: int) -> Millis:

@@ -29,7 +29,21 @@ def test_migrations_are_numbered_without_gaps() -> None:
     assert [number for number, _, _ in migrations()] == list(range(1, len(migrations()) + 1))
 
 
-@pytest.mark.parametrize("file", ["control", "enqueue", "exchange", "migrate", "read", "wake", "worker"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "control",
+        "enqueue",
+        "exchange",
+        "limits",
+        "migrate",
+        "queues",
+        "read",
+        "reasons",
+        "wake",
+        "worker",
+    ],
+)
 def test_every_statement_is_there(file: str) -> None:
     assert all(load(file).values())
 

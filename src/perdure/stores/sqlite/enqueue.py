@@ -11,13 +11,16 @@ import msgspec
 from perdure.model import Millis, OnConflict, Start, Started, State, Wait
 from perdure.stores.base import Topic
 from perdure.stores.sqlite import unique
-from perdure.stores.sqlite.executor import Transaction
+from perdure.stores.sqlite.executor import Lane, Lanes, Transaction
 from perdure.stores.sqlite.sql import encode, load
+from perdure.stores.sqlite.ties import tie, untie
 
 _SQL = load("enqueue")
 _INPUTS = load("exchange")["inputs"]
+_SERVE = load("worker")["serve"]
+_PAUSE_LANES = load("limits")["pause_lanes"]
 _Existing = msgspec.json.Decoder(list[tuple[int, int, int]])
-_LaneIds = msgspec.json.Decoder(list[tuple[str, str, int]])
+_LaneIds = msgspec.json.Decoder(list[tuple[str, str, str, int]])
 
 
 class _Row(NamedTuple):
@@ -32,6 +35,9 @@ class _Row(NamedTuple):
     max_crashes: int
     parent: str | None
     maker: int | None
+    group: int | None
+    group_keep: int
+    session: int | None
     batch: str | None
     unique_key: str | None
     debounced: int | None
@@ -69,14 +75,19 @@ def _make(
 ) -> list[Started]:
     if not starts:
         return []
-    lanes = _lanes(transaction, {(start.queue, start.workflow) for start in starts})
+    lanes = _lanes(transaction, {(start.queue, start.workflow, start.version) for start in starts})
+    ties = tie(transaction, starts)
+    last = transaction.row(_SQL["last"])[0]
     rows: list[_Row] = []
-    inputs: list[tuple[str, int, str, int]] = []
+    inputs: list[tuple[str, int, str, str]] = []
     for index, start in enumerate(starts):
-        lane = lanes[start.queue, start.workflow]
+        lane = lanes[start.queue, start.workflow, start.version]
         state, due, deadline = begin(start, transaction.now)
+        group, session = ties.of(start)
         if behind is not None:
             state, due = State.WAITING, None
+        elif state is State.QUEUED and (group or session):
+            state = State.SCHEDULED  # It comes into the queue when it is there, by way of its group and its session.
         rows.append(
             _Row(
                 start.id,
@@ -88,30 +99,33 @@ def _make(
                 start.max_crashes,
                 start.parent,
                 makers[index] if makers else None,
+                group,
+                int(start.group_keep),
+                session,
                 start.batch or None,
                 start.unique and start.unique.key,
                 1 if start.unique and start.unique.on_conflict is OnConflict.DEBOUNCE else None,
             )
         )
-        inputs.append((start.id, len(start.input.encode()), start.input, lane))
-    cursor = transaction.connection.execute(_SQL["runs"], {"runs": encode(rows), "now": transaction.now})
-    made = cursor.rowcount
+        inputs.append((start.id, len(start.input.encode()), start.input, start.workflow))
+    made = transaction.change(_SQL["runs"], {"runs": encode(rows), "last": last, "now": transaction.now})
     inputs_json = encode(inputs)
     if made:
         transaction.change(_SQL["inputs"], {"inputs": inputs_json})
         # Delayed runs count as well: workers may have to wake earlier than they meant to.
         transaction.tell.add(Topic.WORK)
+    if ties:
+        transaction.change(_SQL["line_up"], {"last": last})
     if made == len(starts):
         _belong(transaction, starts, rows)
         answers = [Started(start.id, existed=False, same=True) for start in starts]
     else:
-        # Runs that were made just now have the last numbers, without gaps: nobody else writes meanwhile.
-        before = (cursor.lastrowid or 0) - made if made else 2**63 - 1
-        answers = _compare(transaction, starts, inputs_json, before)
+        untie(transaction, ties)
+        answers = _compare(transaction, starts, inputs_json, last)
         new = [index for index, answer in enumerate(answers) if not answer.existed]
         _belong(transaction, [starts[index] for index in new], [rows[index] for index in new])
     if behind is not None and made:
-        wait = {"run": cursor.lastrowid, "key": behind.key, "what": behind.what, "target": behind.target}
+        wait = {"run": last + 1, "key": behind.key, "what": behind.what, "target": behind.target}
         transaction.change(_SQL["wait_behind"], wait)
     return answers
 
@@ -146,9 +160,8 @@ def known(transaction: Transaction, starts: Sequence[Start]) -> list[Started]:
     """The answers to starts that were made before, whatever has become of their runs since."""
     if not starts:
         return []
-    lanes = _lanes(transaction, {(start.queue, start.workflow) for start in starts})
-    inputs = [(start.id, 0, start.input, lanes[start.queue, start.workflow]) for start in starts]
-    found = transaction.row(_SQL["existing"], {"inputs": encode(inputs), "before": 2**63 - 1})[0]
+    inputs = [(start.id, 0, start.input, start.workflow) for start in starts]
+    found = transaction.row(_SQL["existing"], {"inputs": encode(inputs), "last": 2**63 - 1})[0]
     same = {index: bool(equal) for index, _, equal in _Existing.decode(found)}
     return [Started(start.id, existed=True, same=same.get(index, True)) for index, start in enumerate(starts)]
 
@@ -161,23 +174,24 @@ def begin(start: Start, now: Millis) -> tuple[State, Millis | None, Millis | Non
     return (State.SCHEDULED if later else State.QUEUED), (due if later else None), deadline
 
 
-def _compare(transaction: Transaction, starts: Sequence[Start], inputs: str, before: int) -> list[Started]:
+def _compare(transaction: Transaction, starts: Sequence[Start], inputs: str, last: int) -> list[Started]:
     answers: list[Started] = []
     made: set[str] = set()
-    found = _Existing.decode(transaction.row(_SQL["existing"], {"inputs": inputs, "before": before})[0])
+    found = _Existing.decode(transaction.row(_SQL["existing"], {"inputs": inputs, "last": last})[0])
     for start, (_, existed, same) in zip(starts, sorted(found), strict=True):
         answers.append(Started(start.id, existed=bool(existed) or start.id in made, same=bool(same)))
         made.add(start.id)
     return answers
 
 
-def _lanes(transaction: Transaction, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], int]:
+def _lanes(transaction: Transaction, wanted: set[Lane]) -> Lanes:
     known = transaction.lanes
     missing = [lane for lane in wanted if lane not in known]
     if missing:
         lanes = {"lanes": encode(missing)}
         if transaction.change(_SQL["lanes"], lanes):
-            transaction.change(_SQL["serve_lanes"], lanes)
-        for queue, workflow, number in _LaneIds.decode(transaction.row(_SQL["lane_ids"], lanes)[0]):
-            known[queue, workflow] = number
+            transaction.change(_PAUSE_LANES, {})
+            transaction.change(_SERVE, {"worker": None})
+        for queue, workflow, version, number in _LaneIds.decode(transaction.row(_SQL["lane_ids"], lanes)[0]):
+            known[queue, workflow, version] = number
     return known

@@ -9,19 +9,8 @@ from typing import Any
 import msgspec
 
 from perdure.model import Millis, ScheduleRecord
-from perdure.stores.base import (
-    CLAIM_BYTES,
-    CLAIM_LIMIT,
-    PAGE,
-    Claim,
-    Exchange,
-    Exchanged,
-    Led,
-    Save,
-    Seen,
-    Settle,
-    Topic,
-)
+from perdure.stores.base import PAGE, Claim, Exchange, Exchanged, Led, Save, Seen, Settle, Topic
+from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, token_range
 from perdure.stores.sqlite.control import expire
 from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction
@@ -35,7 +24,7 @@ DUE_SCHEDULES = 10
 """The most schedules that one reply tells of as due."""
 
 _SQL = load("exchange")
-_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD = 1, 2, 4, 8, 16
+_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION = 1, 2, 4, 8, 16, 32
 
 _Flags = msgspec.json.Decoder(list[tuple[int, int]])
 _Cancelled = msgspec.json.Decoder(list[tuple[int, str]])
@@ -52,7 +41,16 @@ class _Head(msgspec.Struct):
     next_at: Millis | None
     timers_due: bool
     deadlines_due: bool
+    sessions_idle: bool
+    sessions: int
+    """How many sessions the worker may own."""
+    limited: bool
     known: bool
+
+    @property
+    def strict(self) -> bool:
+        """Whether a claim has to look at limits, rates or sessions."""
+        return self.known and (self.limited or self.sessions > 0)
 
     def having(self, flag: int) -> set[int]:
         return {token for token, flags in self.flags.items() if flags & flag}
@@ -68,9 +66,9 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     if not silent(exchange):
         return None
     head = _head(transaction, exchange)
-    if head.timers_due or head.deadlines_due:
+    if head.timers_due or head.deadlines_due or head.sessions_idle:
         return None
-    reply, _ = _reply(transaction, exchange, head)
+    reply, _ = _reply(transaction, exchange, head, outlook(transaction, exchange.worker) if head.strict else None)
     return None if reply.more and exchange.slots > 0 else reply
 
 
@@ -80,16 +78,19 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     ready, led = _save(transaction, exchange, head)
     _tell(transaction, exchange, head)
     ready |= _settle(transaction, exchange, head)
-    more = False
+    more, left_over = False, None
     if head.known:
         ready |= _fire(transaction, exchange)
         promoted, more = _take_up(transaction, head)
         ready |= promoted
         # While there are more runs whose time is over, a claim might bring one of them: they come first.
         if exchange.slots > 0 and not (head.deadlines_due and more):
-            _claim(transaction, exchange)
-    reply, left = _reply(transaction, exchange, head)
-    if left and ready:
+            claim_for(transaction, exchange, strict=head.strict)
+        if head.strict:
+            left_over = outlook(transaction, exchange.worker)
+    reply, left = _reply(transaction, exchange, head, left_over)
+    # What settles frees its share of a limit, for which runs of others may wait.
+    if left and (ready or (head.limited and exchange.settles)):
         transaction.tell.add(Topic.WORK)
     if reply.next_at is not None and (head.next_at is None or reply.next_at < head.next_at):
         transaction.tell.add(Topic.WORK)
@@ -102,7 +103,7 @@ def _head(transaction: Transaction, exchange: Exchange) -> _Head:
     named = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
     tokens = [(ref, token) for token, ref in named.items()]
     now = transaction.now
-    flags, timer, deadline, slot, known = transaction.row(
+    flags, timer, deadline, slot, idle_until, sessions, limited = transaction.row(
         _SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker, "now": now}
     )
     return _Head(
@@ -110,7 +111,10 @@ def _head(transaction: Transaction, exchange: Exchange) -> _Head:
         next_at=_first(timer, deadline, slot),
         timers_due=timer is not None and timer <= now,
         deadlines_due=deadline is not None and deadline <= now,
-        known=bool(known),
+        sessions_idle=idle_until is not None and idle_until <= now,
+        sessions=sessions or 0,
+        limited=bool(limited),
+        known=sessions is not None,
     )
 
 
@@ -202,6 +206,9 @@ def _settle(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
         return False
     decided = plan(settles, head.having(_CANCELLING), transaction.now)
     woken = carry_out(transaction, decided)
+    tied = head.having(_SESSION)
+    if any(settle.token in tied for settle in settles):
+        transaction.change(_SQL["rest"], {"now": transaction.now})
     if decided.ended:
         transaction.tell.add(Topic.ENDED)
         children = head.having(_CHILD)
@@ -220,44 +227,20 @@ def _take_up(transaction: Transaction, head: _Head) -> tuple[bool, bool]:
         overdue = transaction.row(_SQL["overdue"], {"now": transaction.now, "limit": DUE_LIMIT})[0]
         expire(transaction, overdue)
         more |= len(_Numbers.decode(overdue)) == DUE_LIMIT
+    if head.sessions_idle:
+        transaction.change(_SQL["rest"], {"now": transaction.now})
+        promoted |= transaction.change(_SQL["let_go"], {"now": transaction.now, "limit": DUE_LIMIT}) > 0
     return promoted, more
 
 
-def _range(exchange: Exchange) -> tuple[int, int]:
-    first = (exchange.worker << 40) + (exchange.serial << 8)
-    return first, first + 255
-
-
-def _claim(transaction: Transaction, exchange: Exchange) -> None:
-    first, last = _range(exchange)
-    slots = min(exchange.slots, CLAIM_LIMIT)
-    token = first
-    if exchange.repeated:
-        # What the first one claimed stays claimed; only the slots that it left empty are filled.
-        params = {"worker": exchange.worker, "first": first, "last": last}
-        owned, highest = transaction.row(_SQL["claimed"], params)
-        slots -= owned
-        token = first if highest is None else highest + 1
-    if slots > 0:
-        transaction.change(
-            _SQL["claim"],
-            {
-                "worker": exchange.worker,
-                "slots": slots,
-                "token": token,
-                "bytes": CLAIM_BYTES,
-                "page": PAGE,
-                "now": transaction.now,
-            },
-        )
-
-
-def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[Exchanged, bool]:
-    """The reply, and whether anything is ready for anybody."""
+def _reply(
+    transaction: Transaction, exchange: Exchange, head: _Head, left_over: Outlook | None
+) -> tuple[Exchanged, bool]:
+    """The reply, and whether anything is ready for anybody. `left_over` replaces what the ready set alone tells."""
     now, refused = transaction.now, sorted(_refused(exchange, head))
     if not head.known:
         return Exchanged(now, [], refused, [], [], None, more=False, gone=True), True
-    first, last = _range(exchange)
+    first, last = token_range(exchange)
     claims, cancelled, timer, deadline, slot, due, more, left = transaction.row(
         _SQL["reply"],
         {
@@ -275,8 +258,8 @@ def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[E
         refused=refused,
         cancelled=_Cancelled.decode(cancelled),
         seen=_watch(transaction, exchange, head),
-        next_at=_first(timer, deadline, slot),
-        more=bool(more),
+        next_at=_first(timer, deadline, slot, left_over.next_at if left_over else None),
+        more=left_over.more if left_over else bool(more),
         due=_Due.decode(due),
     ), bool(left)
 

@@ -43,6 +43,8 @@ def _walk(query: RunQuery) -> str:
         return "batch"
     if query.labels:
         return "label"
+    if query.group is not None:
+        return "group"
     if query.cause:
         return "cause"
     # Runs that failed without a cause have no row that tells of one.
@@ -61,6 +63,7 @@ def _params(query: RunQuery) -> dict[str, object]:
         "queue": query.queue,
         "parent": query.parent,
         "batch": query.batch,
+        "group": query.group,
         "cause": query.cause,
         "labels": encode(list(query.labels.items())) if query.labels else None,
         "limit": query.limit,

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.model import Arrived, Checkpoint, Count, Ended, RunQuery, RunRecord, WorkerRecord
+from perdure.model import Arrived, Checkpoint, Count, Ended, RunQuery, RunRecord, State, WorkerRecord
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.lists import numbers
+from perdure.stores.sqlite.reasons import reasons
 from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("read")
@@ -75,4 +76,11 @@ def dead_workers(transaction: Transaction) -> int:
 
 
 def _records(transaction: Transaction, numbers: str) -> list[RunRecord]:
-    return _Records.decode(transaction.row(_SQL["records"], {"runs": numbers})[0])
+    records = _Records.decode(transaction.row(_SQL["records"], {"runs": numbers})[0])
+    # What is kept in the row is a word for statements; what is told is found where the decision lies.
+    pending = [record for record in records if record.state is State.QUEUED or record.held is not None]
+    if pending:
+        found = reasons(transaction, encode([record.position for record in pending]))
+        for record in pending:
+            record.held = found.get(record.position)
+    return records

@@ -15,12 +15,17 @@ from perdure.model import (
     Count,
     Ended,
     FailureCause,
+    LimitRecord,
+    Limits,
     Millis,
+    QueueReport,
     Retention,
+    Revision,
     RunQuery,
     RunRecord,
     Schedule,
     ScheduleRecord,
+    Scope,
     Signal,
     Start,
     Started,
@@ -28,7 +33,8 @@ from perdure.model import (
     WorkerRecord,
 )
 from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Subscription, Topic
-from perdure.stores.sqlite import batches, control, doctor, lists, migrate, reads, retention, schedules
+from perdure.stores.sqlite import batches, control, doctor, lists, migrate, queues, reads, retention, schedules
+from perdure.stores.sqlite import limits as limiting
 from perdure.stores.sqlite import worker as workers
 from perdure.stores.sqlite.connect import Location, connect
 from perdure.stores.sqlite.enqueue import enqueue
@@ -182,6 +188,23 @@ class SqliteStore:
 
     async def workers(self) -> list[WorkerRecord]:
         return await self._read(reads.workers)
+
+    # --- limits and pauses
+
+    async def set_limits(self, scope: Scope, limits: Limits, who: str, *, declared: bool = False) -> LimitRecord:
+        return await self._write(lambda tx: limiting.set_limits(tx, scope, limits, who, declared=declared))
+
+    async def pause(self, scope: Scope, who: str, *, paused: bool = True) -> LimitRecord:
+        return await self._write(lambda tx: limiting.pause(tx, scope, who, paused=paused))
+
+    async def limits(self) -> list[LimitRecord]:
+        return await self._read(limiting.limits)
+
+    async def revisions(self, scope: Scope | None = None, *, limit: int = 50) -> list[Revision]:
+        return await self._read(lambda tx: limiting.revisions(tx, scope, limit))
+
+    async def queues(self) -> list[QueueReport]:
+        return await self._read(queues.report)
 
     # --- schedules and retention
 

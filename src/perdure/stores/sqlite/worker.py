@@ -44,22 +44,25 @@ _Ids = msgspec.json.Decoder(list[int])
 
 def register(transaction: Transaction, worker: Registration) -> int:
     """Begins an incarnation and returns its id."""
-    queues, workflows = encode(worker.queues), encode(worker.workflows)
+    versions = [(workflow, version) for workflow, known in worker.versions.items() for version in known]
     cursor = transaction.connection.execute(
         _SQL["register"],
         {
             "name": worker.name,
             "host": worker.host,
             "pid": worker.pid,
-            "queues": queues,
-            "workflows": workflows,
+            "queues": encode(worker.queues),
+            "workflows": encode(worker.workflows),
+            "versions": encode(versions),
+            "sessions": worker.sessions,
+            "session_idle": worker.session_idle,
             "concurrency": worker.concurrency,
             "now": transaction.now,
             "lease": worker.lease,
         },
     )
     number = cursor.lastrowid or 0
-    transaction.change(_SQL["serve"], {"worker": number, "queues": queues, "workflows": workflows})
+    transaction.change(_SQL["serve"], {"worker": number})
     return number
 
 
@@ -123,5 +126,7 @@ def _take_back(transaction: Transaction, workers: str) -> int:
 
 
 def _forget(transaction: Transaction, workers: str) -> None:
+    if transaction.change(_SQL["leave_sessions"], {"workers": workers}):
+        transaction.tell.add(Topic.WORK)
     transaction.change(_SQL["forget_lanes"], {"workers": workers})
     transaction.change(_SQL["forget"], {"workers": workers})

@@ -35,7 +35,8 @@ WHERE r.finished_at IS NULL;
 -- name: end
 -- Ends runs that nobody owns. Uses the primary key; fires run_ended.
 UPDATE run SET
-    state = :state, wake_at = NULL, cancelling = NULL, cut_off = 0, finished_at = :now, finish = :finish + e.key
+    state = :state, held = NULL, wake_at = NULL, cancelling = NULL, cut_off = 0, finished_at = :now,
+    finish = :finish + e.key
 FROM json_each(:runs) AS e
 WHERE run.seq = e.value;
 

@@ -17,6 +17,13 @@ run AS r INDEXED BY run_child CROSS JOIN lane AS l ON l.id = r.lane WHERE r.pare
 -- Walks run_batch.
 run AS r INDEXED BY run_batch CROSS JOIN lane AS l ON l.id = r.lane WHERE r.batch = :batch
 
+-- name: group
+-- Walks run_group, for the group on each queue.
+grp AS g
+CROSS JOIN run AS r INDEXED BY run_group ON r.grp = g.id
+CROSS JOIN lane AS l ON l.id = r.lane
+WHERE g.key = :group
+
 -- name: cause
 -- Walks failure_cause.
 failure AS f INDEXED BY failure_cause
@@ -38,6 +45,7 @@ AND (:workflow IS NULL OR l.workflow = :workflow)
 AND (:queue IS NULL OR l.queue = :queue)
 AND (:parent IS NULL OR r.parent = :parent)
 AND (:batch IS NULL OR r.batch = :batch)
+AND (:group IS NULL OR r.grp IN (SELECT id FROM grp WHERE key = :group))
 AND (
     :cause IS NULL
     OR r.state = 'failed' AND coalesce((SELECT c.cause FROM failure AS c WHERE c.run = r.seq), '') = :cause

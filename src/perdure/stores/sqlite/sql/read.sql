@@ -31,6 +31,9 @@ SELECT json_group_array(
             FROM wait AS w WHERE w.run = r.seq AND r.state = 'waiting'
         ),
         'position', r.seq,
+        'version', l.version,
+        'group', coalesce((SELECT g.key FROM grp AS g WHERE g.id = r.grp), ''),
+        'session', coalesce((SELECT s.key FROM session AS s WHERE s.id = r.session), ''),
         'unique', coalesce(r.unique_key, ''),
         'batch', coalesce(r.batch, ''),
         'labels', (SELECT json_group_object(b.key, b.value) FROM label AS b WHERE b.run = r.seq),
@@ -98,20 +101,20 @@ FROM (
     CROSS JOIN lane AS own ON own.id = r.lane
     CROSS JOIN lane AS l ON l.queue = own.queue
     CROSS JOIN run AS q INDEXED BY run_ready
-        ON q.lane = l.id AND q.state = 'queued' AND q.held IS NULL AND (q.priority, q.seq) < (r.priority, r.seq)
+        ON q.lane = l.id AND q.owner IN (0, r.owner) AND q.state = 'queued' AND q.held IS NULL AND (q.priority, q.place, q.seq) < (r.priority, r.place, r.seq)
     WHERE r.id = :id AND r.state = 'queued'
     LIMIT :limit
 );
 
 -- name: counts
--- How many runs each lane has in each state. Walks the lanes, and run_owned.
+-- How many runs of each workflow are in each state, by queue. Walks the lanes, and run_owned.
 SELECT json_group_array(json_object('queue', queue, 'workflow', workflow, 'state', state, 'runs', runs))
 FROM (
     SELECT
         l.queue,
         l.workflow,
         s.value AS state,
-        CASE s.value
+        sum(CASE s.value
             WHEN 'scheduled' THEN l.scheduled
             WHEN 'queued' THEN
                 l.runs - l.scheduled - coalesce(o.running, 0) - l.waiting - l.succeeded - l.failed - l.cancelled
@@ -120,12 +123,13 @@ FROM (
             WHEN 'succeeded' THEN l.succeeded
             WHEN 'failed' THEN l.failed
             WHEN 'cancelled' THEN l.cancelled
-        END AS runs
+        END) AS runs
     FROM lane AS l
     CROSS JOIN json_each('["scheduled", "queued", "running", "waiting", "succeeded", "failed", "cancelled"]') AS s
     LEFT JOIN (
         SELECT lane, count(*) AS running FROM run INDEXED BY run_owned WHERE state = 'running' GROUP BY lane
     ) AS o ON o.lane = l.id
+    GROUP BY l.queue, l.workflow, s.value
 )
 WHERE runs > 0;
 
@@ -139,6 +143,14 @@ SELECT json_group_array(
         'pid', w.pid,
         'queues', json(w.queues),
         'workflows', json(w.workflows),
+        'versions', (
+            SELECT json_group_object(v.workflow, json(v.versions))
+            FROM (
+                SELECT json_extract(value, '$[0]') AS workflow, json_group_array(json_extract(value, '$[1]')) AS versions
+                FROM json_each(w.versions) GROUP BY 1
+            ) AS v
+        ),
+        'sessions', w.sessions,
         'concurrency', w.concurrency,
         'started_at', w.started_at,
         'lease_until', w.lease_until,
