@@ -7,7 +7,21 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.model import Checkpoint, Json, Kind, Millis, Outcome, RunQuery, RunRecord, Signal, Start, Wait, WaitFor
+from perdure.model import (
+    Checkpoint,
+    Json,
+    Kind,
+    Millis,
+    Outcome,
+    RunQuery,
+    RunRecord,
+    Scope,
+    ScopeKind,
+    Signal,
+    Start,
+    Wait,
+    WaitFor,
+)
 from perdure.stores.base import (
     CLAIM_LIMIT,
     Claim,
@@ -28,6 +42,7 @@ SHIP = "ship"
 BILL = "bill"
 DEFAULT = "default"
 URGENT = "urgent"
+EVERYTHING = Scope(ScopeKind.NAMESPACE)
 
 _ids = itertools.count(1)
 
@@ -58,6 +73,11 @@ def start(
     timeout: Millis | None = None,
     max_crashes: int = 5,
     parent: str | None = None,
+    version: str = "",
+    group: str = "",
+    group_limit: int = 1,
+    group_keep: bool = True,
+    session: str = "",
 ) -> Start:
     """A run to be made; whatever a test does not care about has a plain default."""
     return Start(
@@ -71,7 +91,24 @@ def start(
         timeout=timeout,
         max_crashes=max_crashes,
         parent=parent,
+        version=version,
+        group=group,
+        group_limit=group_limit,
+        group_keep=group_keep,
+        session=session,
     )
+
+
+def of_queue(name: str = DEFAULT) -> Scope:
+    return Scope(ScopeKind.QUEUE, name)
+
+
+def of_workflow(name: str = SHIP) -> Scope:
+    return Scope(ScopeKind.WORKFLOW, name)
+
+
+def of_group(name: str) -> Scope:
+    return Scope(ScopeKind.GROUP, name)
 
 
 def message(run_id: str, name: str = "approve", body: Json = "true", *, id: str | None = None) -> Signal:
@@ -203,6 +240,9 @@ async def worker(
     workflows: Sequence[str] = (SHIP, BILL),
     concurrency: int = 10,
     lease: Millis = LEASE,
+    versions: dict[str, list[str]] | None = None,
+    sessions: int = 0,
+    session_idle: Millis = 60_000,
 ) -> Worker:
     """Registers an incarnation; by default it serves every lane that the suite uses."""
     name = name or f"worker-{next(_ids)}"
@@ -214,6 +254,9 @@ async def worker(
         workflows=list(workflows),
         concurrency=concurrency,
         lease=lease,
+        versions=versions or {},
+        sessions=sessions,
+        session_idle=session_idle,
     )
     return Worker(store, await store.register(registration), name, lease)
 

@@ -25,7 +25,7 @@ class _BudgetRow(NamedTuple):
     kind: ScopeKind
     name: str
     running: int | None
-    count: int | None
+    number: int | None
     period: int | None
     burst: int | None
     debt: int
@@ -69,7 +69,7 @@ def claim_for(transaction: Transaction, exchange: Exchange, *, strict: bool) -> 
     if slots > 0:
         params = {"worker": exchange.worker, "token": token, "bytes": CLAIM_BYTES, "page": PAGE, "now": transaction.now}
         if strict:
-            _claim_withinbudgets(transaction, params, slots)
+            _claim_within_budgets(transaction, params, slots)
         else:
             transaction.change(_SQL["claim"], {**params, "slots": slots})
 
@@ -82,7 +82,7 @@ def outlook(transaction: Transaction, worker: int) -> Outlook:
     return Outlook(bool(picked.chosen or picked.late), min(times, default=None))
 
 
-def _claim_withinbudgets(transaction: Transaction, params: dict[str, int], slots: int) -> None:
+def _claim_within_budgets(transaction: Transaction, params: dict[str, int], slots: int) -> None:
     for _ in range(_ROUNDS):
         survey = _survey(transaction, params["worker"], slots)
         picked = survey.pick
@@ -127,8 +127,8 @@ def budgets(transaction: Transaction, heads: list[Head]) -> dict[Scope, Budget]:
 
 def _budget(row: _BudgetRow) -> Budget:
     meter = None
-    if row.count is not None and row.period is not None and row.burst is not None:
-        meter = Meter(Rate(row.count, row.period, row.burst), row.debt, row.at)
+    if row.number is not None and row.period is not None and row.burst is not None:
+        meter = Meter(Rate(row.number, row.period, row.burst), row.debt, row.at)
     # The limit of a group is kept to before its runs are ready.
     most = None if row.kind is ScopeKind.GROUP else row.running
     return Budget(most, most, meter)

@@ -31,7 +31,7 @@ class _LimitRow(NamedTuple):
     kind: ScopeKind
     name: str
     running: int | None
-    count: int | None
+    number: int | None
     period: Millis | None
     burst: int | None
     paused: int
@@ -178,7 +178,7 @@ def _records(transaction: Transaction, scope: Scope | None) -> list[LimitRecord]
     return [
         LimitRecord(
             scope=Scope(row.kind, row.name),
-            limits=limits_of(row.running, row.count, row.period, row.burst),
+            limits=limits_of(row.running, row.number, row.period, row.burst),
             paused=bool(row.paused),
             revision=row.revision,
             who=row.who,

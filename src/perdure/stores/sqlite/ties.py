@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from perdure.errors import InvalidInput
 from perdure.model import Start
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
@@ -30,8 +31,14 @@ class Ties:
 
 
 def tie(transaction: Transaction, starts: Sequence[Start]) -> Ties:
-    """Finds, or makes, the groups and sessions of a batch. Of two limits for one group the last one holds."""
+    """Finds, or makes, the groups and sessions of a batch. Of two limits for one group the last one holds.
+
+    Raises `InvalidInput` for a key with a NUL, at which SQLite would cut it off.
+    """
     ties = Ties()
+    for start in starts:
+        if "\0" in start.group or "\0" in start.session:
+            raise InvalidInput(f"the group or session of run {start.id} has a NUL in its key")
     groups = {(start.queue, start.group): start.group_limit for start in starts if start.group}
     if groups:
         listed = {"groups": encode([(queue, key, most) for (queue, key), most in groups.items()])}

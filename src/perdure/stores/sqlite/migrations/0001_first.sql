@@ -46,7 +46,7 @@ CREATE TABLE run (
     slot INTEGER,                         -- in its group: 0 takes no part, 1 has a slot, 2 is in the line for one
     keep INTEGER NOT NULL DEFAULT 1,      -- whether it keeps its slot while it waits or backs off
     session INTEGER,
-    seat INTEGER,                         -- in its session: NULL takes no part, 1 is ready, 2 is in the line, 3 runs
+    seat INTEGER,                         -- in its session: 0 is held otherwise, 1 is ready, 2 is in the line, 3 runs
     finish INTEGER,                       -- the order of finishing
     kept INTEGER,                         -- 1 when prune met it and its parent lived: it is not looked at again till then
     batch TEXT,
@@ -284,7 +284,7 @@ BEGIN
     );
     UPDATE run SET slot = 2, held = 'group'
     WHERE new.slot = 0 AND new.state = 'queued' AND seq = new.seq AND slot = 0;
-    -- It comes before one that has a slot and has not begun: that one goes back into the line. Its slot goes on to the
+    -- It comes before one that has a slot and has not begun (or keeps no slot): that one goes back into the line. Its slot goes on to the
     -- first in the line, which is the newcomer.
     UPDATE run SET slot = 2, held = 'group'
     WHERE new.slot = 0 AND new.state = 'queued' AND seq = (
@@ -294,7 +294,7 @@ BEGIN
             AND NOT g.paused
             AND (h.priority, h.seq) > (new.priority, new.seq)
             AND h.state = 'queued'
-            AND h.started_at IS NULL
+            AND (h.started_at IS NULL OR NOT h.keep)
             AND (SELECT slot FROM run WHERE seq = new.seq) = 2
         ORDER BY h.priority DESC, h.seq DESC LIMIT 1
     );
@@ -313,7 +313,7 @@ END;
 CREATE TRIGGER run_slot_freed AFTER UPDATE OF slot ON run
 WHEN old.slot = 1 AND new.slot <> 1 AND EXISTS (SELECT 1 FROM run AS l WHERE l.grp = new.grp AND l.slot = 2)
 BEGIN
-    UPDATE turn SET place = max(place + 1, (SELECT max(seq) FROM run) << 20);
+    UPDATE turn SET place = max(place, (SELECT max(seq) FROM run) << 20) + 1;
     UPDATE run SET slot = 1, held = NULL, place = coalesce(place, (SELECT place FROM turn))
     WHERE seq = (
         SELECT l.seq FROM run AS l INDEXED BY run_line
@@ -333,7 +333,7 @@ BEGIN
     UPDATE run SET slot = 2, held = 'group'
     WHERE seq IN (
         SELECT h.seq FROM run AS h INDEXED BY run_holder
-        WHERE h.grp = new.id AND h.slot = 1 AND h.state = 'queued' AND h.started_at IS NULL
+        WHERE h.grp = new.id AND h.slot = 1 AND h.state = 'queued' AND (h.started_at IS NULL OR NOT h.keep)
         ORDER BY h.priority DESC, h.seq DESC
         LIMIT CASE
             WHEN new.paused THEN -1
@@ -345,7 +345,7 @@ BEGIN
     );
     UPDATE run SET held = CASE WHEN new.paused THEN 'paused' END
     WHERE new.paused <> old.paused AND grp = new.id AND slot = 1 AND state = 'queued';
-    UPDATE turn SET place = max(place + 1, (SELECT max(seq) FROM run) << 20)
+    UPDATE turn SET place = max(place, (SELECT max(seq) FROM run) << 20) + 1
     WHERE NOT new.paused AND EXISTS (SELECT 1 FROM run AS l WHERE l.grp = new.id AND l.slot = 2);
     UPDATE run SET slot = 1, held = NULL, place = coalesce(place, (SELECT place FROM turn))
     WHERE NOT new.paused AND seq IN (
@@ -363,7 +363,7 @@ END;
 CREATE TRIGGER run_out_of_group AFTER DELETE ON run
 WHEN old.grp IS NOT NULL
 BEGIN
-    UPDATE turn SET place = max(place + 1, (SELECT max(seq) FROM run) << 20)
+    UPDATE turn SET place = max(place, (SELECT max(seq) FROM run) << 20) + 1
     WHERE old.slot = 1 AND EXISTS (SELECT 1 FROM run AS l WHERE l.grp = old.grp AND l.slot = 2);
     UPDATE run SET slot = 1, held = NULL, place = coalesce(place, (SELECT place FROM turn))
     WHERE old.slot = 1 AND seq = (
@@ -406,9 +406,11 @@ BEGIN
         owner = coalesce((SELECT s.owner FROM session AS s WHERE s.id = new.session), -1),
         seat = CASE
             WHEN state = 'running' THEN 3
-            WHEN state <> 'queued' OR slot IN (0, 2) THEN NULL
+            WHEN state <> 'queued' THEN NULL
+            WHEN slot IN (0, 2) THEN 0
             WHEN held IS NULL THEN 1
             WHEN held = 'session' THEN 2
+            ELSE 0
         END
     WHERE seq = new.seq;
     UPDATE run SET seat = 2, held = 'session'

@@ -319,28 +319,27 @@ CROSS JOIN lane AS l ON l.id = n.lane;
 
 -- name: take
 -- Gives runs to the worker, in the order of the list, as long as they fit into the bytes. Uses the primary key.
-WITH sized AS (
-    SELECT
-        e.key,
-        i.run AS seq,
-        i.size + coalesce(
-            (
-                SELECT sum(size)
-                FROM (SELECT size FROM checkpoint AS c WHERE c.run = i.run ORDER BY c.position LIMIT :page)
-            ),
-            0
-        ) AS size
-    FROM json_each(:runs) AS e CROSS JOIN input AS i ON i.run = e.value
-),
-ranked AS (
-    SELECT seq, key, sum(size) OVER (ORDER BY key ROWS UNBOUNDED PRECEDING) AS bytes FROM sized
-)
 UPDATE run SET
     state = 'running',
     worker = :worker,
     token = :token + ranked.key,
     started_at = coalesce(started_at, :now)
-FROM ranked
+FROM (
+    SELECT seq, key, sum(size) OVER (ORDER BY key ROWS UNBOUNDED PRECEDING) AS bytes
+    FROM (
+        SELECT
+            e.key,
+            i.run AS seq,
+            i.size + coalesce(
+                (
+                    SELECT sum(size)
+                    FROM (SELECT size FROM checkpoint AS c WHERE c.run = i.run ORDER BY c.position LIMIT :page)
+                ),
+                0
+            ) AS size
+        FROM json_each(:runs) AS e CROSS JOIN input AS i ON i.run = e.value
+    )
+) AS ranked
 WHERE run.seq = ranked.seq AND (ranked.key = 0 OR ranked.bytes <= :bytes);
 
 -- name: spend
