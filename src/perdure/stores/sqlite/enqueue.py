@@ -4,37 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from perdure.model import Millis, OnConflict, Start, Started, State, Wait
 from perdure.stores.base import Topic
 from perdure.stores.sqlite import unique
-from perdure.stores.sqlite.executor import Transaction
+from perdure.stores.sqlite.executor import Lanes, Transaction
 from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("enqueue")
 _INPUTS = load("exchange")["inputs"]
 _Existing = msgspec.json.Decoder(list[tuple[int, int, int]])
 _LaneIds = msgspec.json.Decoder(list[tuple[str, str, int]])
-
-
-class _Row(NamedTuple):
-    """A run to be made, as the statement takes it."""
-
-    id: str
-    lane: int
-    priority: int
-    state: State
-    wake_at: Millis | None
-    deadline: Millis | None
-    max_crashes: int
-    parent: str | None
-    maker: int | None
-    batch: str | None
-    unique_key: str | None
-    debounced: int | None
 
 
 def enqueue(
@@ -70,29 +52,15 @@ def _make(
     if not starts:
         return []
     lanes = _lanes(transaction, {(start.queue, start.workflow) for start in starts})
-    rows: list[_Row] = []
+    rows: list[tuple[object, ...]] = []
     inputs: list[tuple[str, int, str, int]] = []
     for index, start in enumerate(starts):
         lane = lanes[start.queue, start.workflow]
         state, due, deadline = begin(start, transaction.now)
         if behind is not None:
             state, due = State.WAITING, None
-        rows.append(
-            _Row(
-                start.id,
-                lane,
-                start.priority,
-                state,
-                due,
-                deadline,
-                start.max_crashes,
-                start.parent,
-                makers[index] if makers else None,
-                start.batch or None,
-                start.unique and start.unique.key,
-                1 if start.unique and start.unique.on_conflict is OnConflict.DEBOUNCE else None,
-            )
-        )
+        maker = makers[index] if makers else None
+        rows.append((start.id, lane, start.priority, state, due, deadline, start.max_crashes, start.parent, maker))
         inputs.append((start.id, len(start.input.encode()), start.input, lane))
     cursor = transaction.connection.execute(_SQL["runs"], {"runs": encode(rows), "now": transaction.now})
     made = cursor.rowcount
@@ -102,35 +70,37 @@ def _make(
         # Delayed runs count as well: workers may have to wake earlier than they meant to.
         transaction.tell.add(Topic.WORK)
     if made == len(starts):
-        _belong(transaction, starts, rows)
+        _belong(transaction, starts, lanes)
         answers = [Started(start.id, existed=False, same=True) for start in starts]
     else:
         # Runs that were made just now have the last numbers, without gaps: nobody else writes meanwhile.
         before = (cursor.lastrowid or 0) - made if made else 2**63 - 1
         answers = _compare(transaction, starts, inputs_json, before)
-        new = [index for index, answer in enumerate(answers) if not answer.existed]
-        _belong(transaction, [starts[index] for index in new], [rows[index] for index in new])
+        _belong(transaction, [starts[index] for index, answer in enumerate(answers) if not answer.existed], lanes)
     if behind is not None and made:
         wait = {"run": cursor.lastrowid, "key": behind.key, "what": behind.what, "target": behind.target}
         transaction.change(_SQL["wait_behind"], wait)
     return answers
 
 
-def _belong(transaction: Transaction, starts: Sequence[Start], rows: Sequence[_Row]) -> None:
-    """Counts runs just made where runs are counted, and gives them their labels."""
-    if not rows:
+def _belong(transaction: Transaction, starts: Sequence[Start], lanes: Lanes) -> None:
+    """Counts runs just made where runs are counted, and gives them what few runs have."""
+    made = Counter([(start.queue, start.workflow) for start in starts])
+    transaction.change(_SQL["count"], {"made": encode([(lanes[lane], number) for lane, number in made.items()])})
+    marked = [start for start in starts if start.batch or start.unique or start.labels]
+    if not marked:
         return
-    lanes = Counter(row.lane for row in rows)
-    scheduled = Counter(row.lane for row in rows if row.state is State.SCHEDULED)
-    waiting = Counter(row.lane for row in rows if row.state is State.WAITING)
-    made = [(lane, number, scheduled[lane], waiting[lane]) for lane, number in lanes.items()]
-    transaction.change(_SQL["count"], {"made": encode(made)})
-    labels = [(start.id, start.labels) for start in starts if start.labels]
-    if labels:
-        transaction.change(_SQL["labels"], {"labels": encode(labels)})
-    batches = Counter(row.batch for row in rows if row.batch is not None)
-    if batches:
-        transaction.change(_SQL["join_batches"], {"batches": encode(list(batches.items()))})
+    marks = [(start.id, start.batch or None, *_key(start)) for start in marked]
+    transaction.change(_SQL["mark"], {"marks": encode(marks)})
+    transaction.change(_SQL["labels"], {"labels": encode([(start.id, start.labels) for start in marked])})
+    batches = Counter([start.batch for start in marked if start.batch])
+    transaction.change(_SQL["join_batches"], {"batches": encode(list(batches.items()))})
+
+
+def _key(start: Start) -> tuple[str | None, int | None]:
+    if start.unique is None:
+        return None, None
+    return start.unique.key, 1 if start.unique.on_conflict is OnConflict.DEBOUNCE else None
 
 
 def _replace(transaction: Transaction, replaced: dict[int, Start]) -> None:
