@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -21,26 +20,6 @@ _SERVE = load("worker")["serve"]
 _PAUSE_LANES = load("limits")["pause_lanes"]
 _Existing = msgspec.json.Decoder(list[tuple[int, int, int]])
 _LaneIds = msgspec.json.Decoder(list[tuple[str, str, str, int]])
-
-
-class _Row(NamedTuple):
-    """A run to be made, as the statement takes it."""
-
-    id: str
-    lane: int
-    priority: int
-    state: State
-    wake_at: Millis | None
-    deadline: Millis | None
-    max_crashes: int
-    parent: str | None
-    maker: int | None
-    group: int | None
-    group_keep: int
-    session: int | None
-    batch: str | None
-    unique_key: str | None
-    debounced: int | None
 
 
 def enqueue(
@@ -78,7 +57,7 @@ def _make(
     lanes = _lanes(transaction, {(start.queue, start.workflow, start.version) for start in starts})
     ties = tie(transaction, starts)
     last = transaction.row(_SQL["last"])[0]
-    rows: list[_Row] = []
+    rows: list[tuple[object, ...]] = []
     inputs: list[tuple[str, int, str, str]] = []
     for index, start in enumerate(starts):
         lane = lanes[start.queue, start.workflow, start.version]
@@ -89,7 +68,7 @@ def _make(
         elif state is State.QUEUED and (group or session):
             state = State.SCHEDULED  # It comes into the queue when it is there, by way of its group and its session.
         rows.append(
-            _Row(
+            (
                 start.id,
                 lane,
                 start.priority,
@@ -102,9 +81,6 @@ def _make(
                 group,
                 int(start.group_keep),
                 session,
-                start.batch or None,
-                start.unique and start.unique.key,
-                1 if start.unique and start.unique.on_conflict is OnConflict.DEBOUNCE else None,
             )
         )
         inputs.append((start.id, len(start.input.encode()), start.input, start.workflow))
@@ -117,34 +93,36 @@ def _make(
     if ties:
         transaction.change(_SQL["line_up"], {"last": last})
     if made == len(starts):
-        _belong(transaction, starts, rows)
+        _belong(transaction, starts, lanes)
         answers = [Started(start.id, existed=False, same=True) for start in starts]
     else:
         untie(transaction, ties)
         answers = _compare(transaction, starts, inputs_json, last)
-        new = [index for index, answer in enumerate(answers) if not answer.existed]
-        _belong(transaction, [starts[index] for index in new], [rows[index] for index in new])
+        _belong(transaction, [starts[index] for index, answer in enumerate(answers) if not answer.existed], lanes)
     if behind is not None and made:
         wait = {"run": last + 1, "key": behind.key, "what": behind.what, "target": behind.target}
         transaction.change(_SQL["wait_behind"], wait)
     return answers
 
 
-def _belong(transaction: Transaction, starts: Sequence[Start], rows: Sequence[_Row]) -> None:
-    """Counts runs just made where runs are counted, and gives them their labels."""
-    if not rows:
+def _belong(transaction: Transaction, starts: Sequence[Start], lanes: Lanes) -> None:
+    """Counts runs just made where runs are counted, and gives them what few runs have."""
+    made = Counter([(start.queue, start.workflow, start.version) for start in starts])
+    transaction.change(_SQL["count"], {"made": encode([(lanes[lane], number) for lane, number in made.items()])})
+    marked = [start for start in starts if start.batch or start.unique or start.labels]
+    if not marked:
         return
-    lanes = Counter(row.lane for row in rows)
-    scheduled = Counter(row.lane for row in rows if row.state is State.SCHEDULED)
-    waiting = Counter(row.lane for row in rows if row.state is State.WAITING)
-    made = [(lane, number, scheduled[lane], waiting[lane]) for lane, number in lanes.items()]
-    transaction.change(_SQL["count"], {"made": encode(made)})
-    labels = [(start.id, start.labels) for start in starts if start.labels]
-    if labels:
-        transaction.change(_SQL["labels"], {"labels": encode(labels)})
-    batches = Counter(row.batch for row in rows if row.batch is not None)
-    if batches:
-        transaction.change(_SQL["join_batches"], {"batches": encode(list(batches.items()))})
+    marks = [(start.id, start.batch or None, *_key(start)) for start in marked]
+    transaction.change(_SQL["mark"], {"marks": encode(marks)})
+    transaction.change(_SQL["labels"], {"labels": encode([(start.id, start.labels) for start in marked])})
+    batches = Counter([start.batch for start in marked if start.batch])
+    transaction.change(_SQL["join_batches"], {"batches": encode(list(batches.items()))})
+
+
+def _key(start: Start) -> tuple[str | None, int | None]:
+    if start.unique is None:
+        return None, None
+    return start.unique.key, 1 if start.unique.on_conflict is OnConflict.DEBOUNCE else None
 
 
 def _replace(transaction: Transaction, replaced: dict[int, Start]) -> None:

@@ -166,6 +166,8 @@ def _tell(transaction: Transaction, exchange: Exchange, head: _Head) -> None:
 
 
 def _fire(transaction: Transaction, exchange: Exchange) -> bool:
+    if not exchange.fires:
+        return False
     with _quietly(transaction):
         return fire(transaction, exchange.fires)
 

@@ -18,6 +18,7 @@ from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("retention")
+_Ids = msgspec.json.Decoder(list[str])
 _Lanes = msgspec.json.Decoder(list[tuple[int, str, dict[State, int], dict[State, int]]])
 _Family = msgspec.json.Decoder(list[tuple[int, int]])
 
@@ -29,6 +30,13 @@ class Ending(NamedTuple):
     seq: int
 
 
+class Due(NamedTuple):
+    """What is to be pruned, and the parents that ended since some of their children were passed over."""
+
+    parents: list[str]
+    endings: list[Ending]
+
+
 class Held(NamedTuple):
     """The runs for which one policy holds: in which lanes and states they are, and how many there are of them."""
 
@@ -36,10 +44,11 @@ class Held(NamedTuple):
     runs: int
 
 
-def due(transaction: Transaction, policies: Sequence[Retention], limit: int) -> list[Ending]:
-    """The runs that policies let go, oldest end first, at most `limit`. Reads only, and little more than it returns."""
+def due(transaction: Transaction, policies: Sequence[Retention], limit: int) -> Due:
+    """What policies let go, oldest end first, at most `limit`. Reads only, and little more than it returns."""
+    parents = _Ids.decode(transaction.row(_SQL["parents"], {"limit": limit})[0])
     walks = [_let_go(transaction, policy, held) for policy, held in _apply(transaction, policies)]
-    return list(islice(heapq.merge(*walks), limit))
+    return Due(parents, list(islice(heapq.merge(*walks), limit)))
 
 
 def choose(policies: Sequence[Retention], workflow: str, state: State) -> Retention | None:
@@ -75,13 +84,18 @@ def _let_go(transaction: Transaction, policy: Retention, held: Held) -> Iterator
         yield Ending(finish, seq)
 
 
-def prune(transaction: Transaction, endings: Sequence[Ending]) -> tuple[int, int]:
-    """Removes those of the runs that still are as they were when they were found, but for those whose parent lives.
+def prune(transaction: Transaction, due: Due) -> tuple[int, bool]:
+    """Removes those of the runs that still are as they were when they were found, but for those whose parent lives:
+    these are not found again before their parent has ended.
 
-    Returns how many were removed, and how many passed over: these are not found again before their parent ends.
+    Returns how many were removed, and whether there may be others in their place.
     """
-    kept = transaction.change(_SQL["pass_over"], {"runs": encode([ending.seq for ending in endings])})
-    return transaction.change(_SQL["prune"], {"ended": encode(endings)}), kept
+    changed = 0
+    if due.parents:
+        changed += transaction.change(_SQL["let_go"], {"parents": encode(due.parents)})
+    changed += transaction.change(_SQL["pass_over"], {"runs": encode([ending.seq for ending in due.endings])})
+    removed = transaction.change(_SQL["prune"], {"ended": encode(due.endings)})
+    return removed, changed + removed > 0
 
 
 def delete(transaction: Transaction, run_id: str, *, force: bool) -> int:

@@ -224,15 +224,14 @@ class SqliteStore:
 
     async def prune(self, policies: Sequence[Retention], *, limit: int) -> int:
         removed = 0
-        while removed < limit:
+        more = True
+        while more and removed < limit:
             # What is to go is looked for without the lock that all writers share.
-            endings = await self._read(lambda tx, left=limit - removed: retention.due(tx, policies, left))
-            if not endings:
+            due = await self._read(lambda tx, left=limit - removed: retention.due(tx, policies, left))
+            if not due.parents and not due.endings:
                 break
-            gone, kept = await self._write(lambda tx, endings=endings: retention.prune(tx, endings))
+            gone, more = await self._write(lambda tx, due=due: retention.prune(tx, due))
             removed += gone
-            if not gone and not kept:
-                break  # Somebody else prunes as well.
         return removed
 
     # --- workers

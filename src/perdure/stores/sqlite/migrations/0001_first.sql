@@ -8,11 +8,9 @@ CREATE TABLE lane (
     workflow TEXT NOT NULL,
     version TEXT NOT NULL,                -- that its runs are pinned to; '' when any will do
     paused INTEGER NOT NULL DEFAULT 0,    -- whether its queue, its workflow or the namespace is paused
-    -- How many runs it has, and how many of them are in the states that are left seldom. Kept by triggers, so that
-    -- counting walks no runs: see the end.
+    -- How many runs it has, and how many of them have ended, so that counting does not walk these: whoever makes runs
+    -- adds them, and triggers do the rest.
     runs INTEGER NOT NULL DEFAULT 0,
-    scheduled INTEGER NOT NULL DEFAULT 0,
-    waiting INTEGER NOT NULL DEFAULT 0,
     succeeded INTEGER NOT NULL DEFAULT 0,
     failed INTEGER NOT NULL DEFAULT 0,
     cancelled INTEGER NOT NULL DEFAULT 0,
@@ -48,7 +46,7 @@ CREATE TABLE run (
     session INTEGER,
     seat INTEGER,                         -- in its session: 0 is held otherwise, 1 is ready, 2 is in the line, 3 runs
     finish INTEGER,                       -- the order of finishing
-    kept INTEGER,                         -- 1 when prune met it and its parent lived: it is not looked at again till then
+    kept INTEGER,                         -- 1 when its parent lived when it was to be pruned
     batch TEXT,
     unique_key TEXT,
     debounced INTEGER                     -- 1 when it gives its key up as soon as it begins
@@ -62,6 +60,7 @@ CREATE INDEX run_deadline ON run (deadline)
 -- With the lane, so that what counts against a limit is counted without reading runs.
 CREATE INDEX run_owned ON run (worker, token, lane) WHERE state = 'running';
 CREATE INDEX run_cancelling ON run (worker) WHERE state = 'running' AND cancelling IS NOT NULL;
+CREATE INDEX run_away ON run (lane, state) WHERE state IN ('scheduled', 'waiting');
 CREATE INDEX run_child ON run (parent) WHERE parent IS NOT NULL;
 CREATE INDEX run_failed ON run (state) WHERE state = 'failed';
 CREATE INDEX run_prunable ON run (lane, state, finish, finished_at) WHERE finished_at IS NOT NULL AND kept IS NULL;
@@ -198,21 +197,10 @@ CREATE TABLE schedule (
 CREATE INDEX schedule_last ON schedule (last_run) WHERE last_run IS NOT NULL;
 CREATE INDEX schedule_next ON schedule (next_slot) WHERE next_slot IS NOT NULL AND paused = 0;
 
--- A parent that ends lets go of those of its children that prune had to pass over.
-CREATE TRIGGER run_lets_go AFTER UPDATE OF finished_at ON run
-WHEN new.finished_at IS NOT NULL AND EXISTS (SELECT 1 FROM run WHERE kept IS NOT NULL)
-BEGIN
-    UPDATE run SET kept = NULL WHERE kept IS NOT NULL AND parent = new.id;
-END;
-
--- The counts of a lane; those of runs just made are added by who makes them. Going from queued to running and back,
--- which happens most, changes none of them.
-CREATE TRIGGER run_moved AFTER UPDATE OF state ON run
-WHEN new.state <> old.state AND (old.state NOT IN ('queued', 'running') OR new.state NOT IN ('queued', 'running'))
+CREATE TRIGGER run_counted AFTER UPDATE OF finished_at ON run
+WHEN (new.finished_at IS NULL) <> (old.finished_at IS NULL)
 BEGIN
     UPDATE lane SET
-        scheduled = scheduled + (new.state = 'scheduled') - (old.state = 'scheduled'),
-        waiting = waiting + (new.state = 'waiting') - (old.state = 'waiting'),
         succeeded = succeeded + (new.state = 'succeeded') - (old.state = 'succeeded'),
         failed = failed + (new.state = 'failed') - (old.state = 'failed'),
         cancelled = cancelled + (new.state = 'cancelled') - (old.state = 'cancelled')
@@ -238,8 +226,6 @@ BEGIN
         AND NOT EXISTS (SELECT 1 FROM run WHERE id = batch.callback);
     UPDATE lane SET
         runs = runs - 1,
-        scheduled = scheduled - (old.state = 'scheduled'),
-        waiting = waiting - (old.state = 'waiting'),
         succeeded = succeeded - (old.state = 'succeeded'),
         failed = failed - (old.state = 'failed'),
         cancelled = cancelled - (old.state = 'cancelled')

@@ -66,8 +66,7 @@ SELECT coalesce(max(seq), 0) FROM run;
 -- Makes runs in the order of the batch; an id that exists is left alone. Uses the unique index of run ids.
 -- A child that was given no parent is that of the run whose checkpoint starts it.
 INSERT INTO run (
-    seq, id, lane, priority, state, wake_at, deadline, max_crashes, created_at, parent, place, grp, slot, keep, session,
-    batch, unique_key, debounced
+    seq, id, lane, priority, state, wake_at, deadline, max_crashes, created_at, parent, place, grp, slot, keep, session
 )
 SELECT
     :last + 1 + e.key,
@@ -87,10 +86,7 @@ SELECT
     json_extract(e.value, '$[9]'),
     CASE WHEN json_extract(e.value, '$[9]') IS NOT NULL THEN 0 END,
     json_extract(e.value, '$[10]'),
-    json_extract(e.value, '$[11]'),
-    json_extract(e.value, '$[12]'),
-    json_extract(e.value, '$[13]'),
-    json_extract(e.value, '$[14]')
+    json_extract(e.value, '$[11]')
 FROM json_each(:runs) AS e
 WHERE true
 ON CONFLICT (id) DO NOTHING;
@@ -123,12 +119,22 @@ CROSS JOIN input AS i ON i.run = r.seq;
 
 -- name: count
 -- Adds runs just made to the counts of their lanes. Uses the primary key of lane.
-UPDATE lane SET
-    runs = runs + json_extract(e.value, '$[1]'),
-    scheduled = scheduled + json_extract(e.value, '$[2]'),
-    waiting = waiting + json_extract(e.value, '$[3]')
+UPDATE lane SET runs = runs + json_extract(e.value, '$[1]')
 FROM json_each(:made) AS e
 WHERE lane.id = json_extract(e.value, '$[0]');
+
+-- name: mark
+-- Gives runs just made what few runs have: a batch, a unique key. Uses the unique index of run ids.
+UPDATE run SET batch = e.batch, unique_key = e.unique_key, debounced = e.debounced
+FROM (
+    SELECT
+        json_extract(value, '$[0]') AS id,
+        json_extract(value, '$[1]') AS batch,
+        json_extract(value, '$[2]') AS unique_key,
+        json_extract(value, '$[3]') AS debounced
+    FROM json_each(:marks)
+) AS e
+WHERE run.id = e.id;
 
 -- name: labels
 -- Labels runs just made. Uses the unique index of run ids.

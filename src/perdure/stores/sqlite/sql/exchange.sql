@@ -108,19 +108,21 @@ WHERE run.seq = e.seq;
 UPDATE finish SET last = last + :number RETURNING last - :number;
 
 -- name: woken
--- Whether the end of one of the runs made a run ready that was parked for it, or may have completed a batch. Uses
--- wait_run and primary keys.
-SELECT EXISTS (
-    SELECT 1
-    FROM json_each(:runs) AS e
-    CROSS JOIN run AS r ON r.seq = e.value
-    WHERE r.batch IS NOT NULL
-        OR EXISTS (
-            SELECT 1
-            FROM wait AS w INDEXED BY wait_run CROSS JOIN run AS p ON p.seq = w.run
-            WHERE w.what = 'run' AND w.target = r.id AND p.state = 'queued'
-        )
-);
+-- Whether the end of one of the runs made a run ready that was parked for it, or may have completed a batch. Looks at
+-- the runs only if there are such waits or batches at all. Uses wait_run and primary keys.
+SELECT
+    (EXISTS (SELECT 1 FROM wait INDEXED BY wait_run WHERE what = 'run') OR EXISTS (SELECT 1 FROM batch))
+    AND EXISTS (
+        SELECT 1
+        FROM json_each(:runs) AS e
+        CROSS JOIN run AS r ON r.seq = e.value
+        WHERE r.batch IS NOT NULL
+            OR EXISTS (
+                SELECT 1
+                FROM wait AS w INDEXED BY wait_run CROSS JOIN run AS p ON p.seq = w.run
+                WHERE w.what = 'run' AND w.target = r.id AND p.state = 'queued'
+            )
+    );
 
 -- name: failures
 -- Keeps why runs failed. Uses the primary key.
@@ -464,7 +466,11 @@ SELECT
                     LEFT JOIN outcome AS o ON o.run = t.seq
                     WHERE w.run = r.seq AND w.what = 'run'
                 ),
-                'labels', (SELECT json_group_object(b.key, b.value) FROM label AS b WHERE b.run = r.seq),
+                'labels', CASE
+                    WHEN (SELECT EXISTS (SELECT 1 FROM label))
+                    THEN (SELECT json_group_object(b.key, b.value) FROM label AS b WHERE b.run = r.seq)
+                    ELSE json('{}')
+                END,
                 'more_checkpoints', json('false'),
                 'more_signals', json('false'),
                 'group', coalesce((SELECT g.key FROM grp AS g WHERE g.id = r.grp), ''),

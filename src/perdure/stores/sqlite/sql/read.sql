@@ -107,31 +107,37 @@ FROM (
 );
 
 -- name: counts
--- How many runs of each workflow are in each state, by queue. Walks the lanes, and run_owned.
+-- How many runs of each workflow are in each state, by queue. Walks the lanes, and of runs those that are running,
+-- scheduled or waiting, by run_owned and run_away.
+WITH away AS MATERIALIZED (
+    SELECT lane, state, count(*) AS runs FROM run INDEXED BY run_away
+    WHERE state IN ('scheduled', 'waiting') GROUP BY lane, state
+    UNION ALL
+    SELECT lane, state, count(*) FROM run INDEXED BY run_owned WHERE state = 'running' GROUP BY lane
+),
+counted AS (
+    SELECT lane, state, runs FROM away
+    UNION ALL
+    SELECT id, 'succeeded', succeeded FROM lane
+    UNION ALL
+    SELECT id, 'failed', failed FROM lane
+    UNION ALL
+    SELECT id, 'cancelled', cancelled FROM lane
+    UNION ALL
+    SELECT
+        l.id,
+        'queued',
+        l.runs - l.succeeded - l.failed - l.cancelled
+        - coalesce((SELECT sum(a.runs) FROM away AS a WHERE a.lane = l.id), 0)
+    FROM lane AS l
+)
 SELECT json_group_array(json_object('queue', queue, 'workflow', workflow, 'state', state, 'runs', runs))
 FROM (
-    SELECT
-        l.queue,
-        l.workflow,
-        s.value AS state,
-        sum(CASE s.value
-            WHEN 'scheduled' THEN l.scheduled
-            WHEN 'queued' THEN
-                l.runs - l.scheduled - coalesce(o.running, 0) - l.waiting - l.succeeded - l.failed - l.cancelled
-            WHEN 'running' THEN coalesce(o.running, 0)
-            WHEN 'waiting' THEN l.waiting
-            WHEN 'succeeded' THEN l.succeeded
-            WHEN 'failed' THEN l.failed
-            WHEN 'cancelled' THEN l.cancelled
-        END) AS runs
-    FROM lane AS l
-    CROSS JOIN json_each('["scheduled", "queued", "running", "waiting", "succeeded", "failed", "cancelled"]') AS s
-    LEFT JOIN (
-        SELECT lane, count(*) AS running FROM run INDEXED BY run_owned WHERE state = 'running' GROUP BY lane
-    ) AS o ON o.lane = l.id
-    GROUP BY l.queue, l.workflow, s.value
-)
-WHERE runs > 0;
+    SELECT l.queue, l.workflow, c.state, sum(c.runs) AS runs
+    FROM counted AS c JOIN lane AS l ON l.id = c.lane
+    WHERE c.runs > 0
+    GROUP BY l.queue, l.workflow, c.state
+);
 
 -- name: workers
 -- The live incarnations. Walks the workers, which are few, and run_owned for each.

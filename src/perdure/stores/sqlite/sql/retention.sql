@@ -1,4 +1,4 @@
--- What leaves the store, and when. `lanes`, `ended` and `family` read; the others need the write lock.
+-- What leaves the store, and when. `lanes`, `parents`, `ended` and `family` read; the others need the write lock.
 
 -- name: lanes
 -- The lanes with the counts of their runs that ended, and how many of these prune has passed over. Walks the lanes,
@@ -18,6 +18,26 @@ SELECT json_group_array(
     )
 )
 FROM lane AS l;
+
+-- name: parents
+-- Those parents of runs that were passed over that do not live any more, a bounded number. Skips from parent to parent
+-- on run_kept.
+WITH RECURSIVE parents (id) AS (
+    SELECT min(parent) FROM run INDEXED BY run_kept WHERE kept IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(k.parent) FROM run AS k INDEXED BY run_kept WHERE k.kept IS NOT NULL AND k.parent > p.id)
+    FROM parents AS p WHERE p.id IS NOT NULL
+)
+SELECT json_group_array(id)
+FROM (
+    SELECT p.id FROM parents AS p
+    WHERE p.id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = p.id AND r.finished_at IS NULL)
+    LIMIT :limit
+);
+
+-- name: let_go
+-- Has runs looked at again that were passed over for their parents. Uses run_kept.
+UPDATE run SET kept = NULL WHERE kept IS NOT NULL AND parent IN (SELECT value FROM json_each(:parents));
 
 -- name: ended
 -- The runs of a lane that ended in a state, in the order in which they ended. Walks run_prunable.
