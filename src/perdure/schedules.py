@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from perdure.call import Call
 from perdure.clock import epoch_millis, millis, moment
-from perdure.cron import check_schedule, next_slots
+from perdure.cron import next_slots, validate
 from perdure.errors import DefinitionError, InvalidInput, ScheduleNotFound
 from perdure.model import Missed, Overlap, Schedule, ScheduleRecord, Start
 from perdure.options import check_name
@@ -234,7 +234,7 @@ def make_timing(
         overlap=_one_of(Overlap, overlap, "overlap"),
         jitter=millis(jitter, "jitter"),
     )
-    check_schedule(schedule)
+    validate(schedule)
     return schedule
 
 
