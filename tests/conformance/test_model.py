@@ -25,6 +25,7 @@ from conformance.conftest import STORES
 from conformance.kit import (
     BILL,
     DEFAULT,
+    EVERYTHING,
     SHIP,
     URGENT,
     ManualClock,
@@ -33,10 +34,13 @@ from conformance.kit import (
     for_run,
     for_signal,
     for_timer,
+    of_group,
+    of_queue,
+    of_workflow,
 )
 from conformance.reference import Reference, Run
 from perdure.errors import RunEnded, RunNotEnded
-from perdure.model import Json, Kind, Outcome, RunRecord, Signal, Start, State, Wait
+from perdure.model import Json, Kind, Limits, Outcome, RunRecord, Scope, Signal, Start, State, Wait
 from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Save, Settle, To, Watch
 
 T = TypeVar("T")
@@ -44,6 +48,7 @@ T = TypeVar("T")
 LANES = [([DEFAULT, URGENT], [SHIP, BILL]), ([DEFAULT], [SHIP, BILL]), ([DEFAULT, URGENT], [SHIP])]
 LEASES = [3_000, 60_000, 600_000]
 NAMES = ["approve", "reject"]
+SCOPES = [EVERYTHING, of_queue(), of_workflow(), of_group("g"), of_group("h")]
 DELAYS = st.sampled_from([0, 1, 500, 3_000, 60_000])
 
 
@@ -109,6 +114,10 @@ class StoreMachine(RuleBasedStateMachine):
             timeout=data.draw(st.sampled_from([None, None, None, 3_000, 30_000])),
             max_crashes=data.draw(st.sampled_from([1, 2, 5])),
             parent=parent,
+            group=data.draw(st.sampled_from(["", "", "g", "h"])),
+            group_limit=data.draw(st.sampled_from([1, 1, 2])),
+            group_keep=data.draw(st.booleans()),
+            session=data.draw(st.sampled_from(["", "", "", "s", "t"])),
         )
 
     def some_waits(self, data: st.DataObject) -> list[Wait]:
@@ -171,7 +180,7 @@ class StoreMachine(RuleBasedStateMachine):
         said = self.next_exchange(self.observer, 0)
         self.reference.exchange(said, self.run(self.store.exchange(said)))
 
-    def register(self, lanes: tuple[list[str], list[str]], lease: int) -> Incarnation:
+    def register(self, lanes: tuple[list[str], list[str]], lease: int, sessions: int = 2) -> Incarnation:
         self.names += 1
         registration = Registration(
             name=f"worker-{self.names}",
@@ -181,6 +190,8 @@ class StoreMachine(RuleBasedStateMachine):
             workflows=lanes[1],
             concurrency=4,
             lease=lease,
+            sessions=sessions,
+            session_idle=3_000,
         )
         number = self.run(self.store.register(registration))
         self.reference.register(number, registration)
@@ -236,12 +247,22 @@ class StoreMachine(RuleBasedStateMachine):
             self.run(self.store.retry(run.id, from_key=key))
             self.reference.retry(run.id, key)
 
+    @rule(scope=st.sampled_from(SCOPES), running=st.sampled_from([None, 1, 2, 4]))
+    def set_limits(self, scope: Scope, running: int | None) -> None:
+        held = self.run(self.store.set_limits(scope, Limits(running), "ada"))
+        self.reference.turns.set(scope, Limits(running), held.paused)
+
+    @rule(scope=st.sampled_from(SCOPES), paused=st.sampled_from([True, False, False]))
+    def pause(self, scope: Scope, paused: bool) -> None:
+        held = self.run(self.store.pause(scope, "ada", paused=paused))
+        self.reference.turns.set(scope, held.limits, paused)
+
     # --- workers
 
     @precondition(lambda self: len(self.workers) < 3)
-    @rule(lanes=st.sampled_from(LANES), lease=st.sampled_from(LEASES))
-    def start_worker(self, lanes: tuple[list[str], list[str]], lease: int) -> None:
-        self.workers.append(self.register(lanes, lease))
+    @rule(lanes=st.sampled_from(LANES), lease=st.sampled_from(LEASES), sessions=st.integers(0, 2))
+    def start_worker(self, lanes: tuple[list[str], list[str]], lease: int, sessions: int = 2) -> None:
+        self.workers.append(self.register(lanes, lease, sessions))
 
     @rule(data=st.data(), slots=st.sampled_from([4, 1, 2, 3]))
     def claim(self, data: st.DataObject, slots: int) -> None:
@@ -355,6 +376,17 @@ class StoreMachine(RuleBasedStateMachine):
                 names = {arrived.name for arrived in signals}
                 assert waits, f"{run.id} waits for nothing"
                 assert not any(wait.target in names for wait in waits), f"{run.id} waits for what is there"
+
+    @invariant()
+    def what_is_used_is_what_runs_use(self) -> None:
+        """No slot and no share of a limit is lost, or given twice."""
+        for record in self.run(self.store.limits()):
+            assert record.running == self.reference.turns.used(record.scope)
+        for key in self.reference.turns.asked:
+            begun = [run for run in self.reference.turns.holders(key) if run.shown.state == State.QUEUED]
+            line = self.reference.turns.members(key, 2)
+            unbegun = [run.rank for run in begun if run.shown.started_at is None]
+            assert not unbegun or not line or max(unbegun) < min(run.rank for run in line)
 
     def check_owners(self) -> None:
         """Each running run has one owner, and nothing else has any."""
