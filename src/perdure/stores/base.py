@@ -24,11 +24,11 @@ from perdure.model import (
     Count,
     Ended,
     FailureCause,
+    Fire,
     Json,
     LimitRecord,
     Limits,
     Millis,
-    Overlap,
     QueueReport,
     Retention,
     Revision,
@@ -123,22 +123,6 @@ class Told(Struct, omit_defaults=True):
     ref: Ref
     token: int
     status: Json
-
-
-class Fire(Struct, omit_defaults=True):
-    """A schedule's slot fires: makes its runs and moves the schedule on, if `slot` is still the next one.
-
-    It is decided by whoever sees the slot due, from the schedule alone; the store compares and swaps, and looks whether
-    the run of an earlier slot has ended, where `overlap` depends on that. A fire that comes second does nothing, nor
-    does one for a schedule that is paused or gone. `starts` bear ids made of schedule and slot; without any the
-    schedule merely moves on. Several fires of one schedule in an exchange take effect one after the other.
-    """
-
-    name: str
-    slot: Millis
-    starts: list[Start]
-    next_slot: Millis | None
-    overlap: Overlap = Overlap.ALLOW
 
 
 class Exchange(Struct, omit_defaults=True):
