@@ -166,7 +166,7 @@ def test_schedules_that_can_not_be(app: App) -> None:
     @app.workflow
     async def flow() -> None: ...
 
-    for options, message in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "cron"),
         ({"cron": "0 0 31 2 *"}, "31 2"),
         ({"cron": "* *"}, r"\* \*"),
@@ -177,7 +177,8 @@ def test_schedules_that_can_not_be(app: App) -> None:
         ({"cron": "0 9 * * *", "overlap": "maybe"}, "overlap= is one of allow, skip, queue, cancel"),
         ({"at": datetime(2030, 1, 1)}, "has no time zone"),
         ({"cron": "0 9 * * *", "name": ""}, "a schedule is named"),
-    ):
+    ]
+    for options, message in wrong:
         with pytest.raises(InvalidInput, match=message):
             app.schedule(**options)(flow)
     with pytest.raises(DefinitionError, match="goes above @app.workflow"):
