@@ -118,7 +118,7 @@ class Start(Struct, omit_defaults=True):
     version: str = ""
     """The version of the code that it is pinned to; "" when any will do."""
     group: str = ""
-    """Runs of one group and queue: at most the group's limit of them at a time, in order (priority, then enqueueing)."""
+    """Runs of one group and queue: at most its limit of them at a time, in order (priority, then enqueueing)."""
     group_limit: int = 1
     """The group's limit when the store has none for it."""
     group_keep: bool = True

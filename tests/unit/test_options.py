@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from perdure import App
-from perdure.errors import DefinitionError, InvalidInput
+from perdure.errors import DefinitionError, ErrorInfo, InvalidInput, StepFailed
 from perdure.failures import cause_of, raised_by
-from perdure.errors import ErrorInfo, StepFailed
 from perdure.model import OnConflict, Rate, Unique
 from perdure.rates import parse_rate, show_rate
 

@@ -232,5 +232,4 @@ async def first_said(run: Run[Any]) -> AsyncIterator[RunStatus]:
 
 
 async def collect(run: Run[Any], seen: list[Any]) -> None:
-    async for change in run.watch():
-        seen.append(change.progress)
+    seen += [change.progress async for change in run.watch()]

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from perdure import App, current_run, step, wait_signal
+from perdure.clock import moment
 from perdure.errors import ScheduleNotFound
 from perdure.testing import VirtualClock
 
@@ -32,7 +33,7 @@ def reporting(**options: Any) -> tuple[App, list[datetime]]:
     @app.schedule(**options)
     @app.workflow
     async def report() -> None:
-        times.append(app.clock.time)  # pyright: ignore
+        times.append(moment(app.clock.now()))
 
     return app, times
 
