@@ -7,7 +7,21 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.model import Checkpoint, Json, Kind, Millis, Outcome, RunQuery, RunRecord, Signal, Start, Wait, WaitFor
+from perdure.model import (
+    Checkpoint,
+    Fire,
+    Json,
+    Kind,
+    Millis,
+    Outcome,
+    RunQuery,
+    RunRecord,
+    Signal,
+    Start,
+    Unique,
+    Wait,
+    WaitFor,
+)
 from perdure.stores.base import (
     CLAIM_LIMIT,
     Claim,
@@ -19,6 +33,7 @@ from perdure.stores.base import (
     Settle,
     Store,
     To,
+    Told,
     Watch,
 )
 
@@ -58,6 +73,8 @@ def start(
     timeout: Millis | None = None,
     max_crashes: int = 5,
     parent: str | None = None,
+    unique: Unique | None = None,
+    labels: dict[str, str] | None = None,
 ) -> Start:
     """A run to be made; whatever a test does not care about has a plain default."""
     return Start(
@@ -71,6 +88,8 @@ def start(
         timeout=timeout,
         max_crashes=max_crashes,
         parent=parent,
+        unique=unique,
+        labels=labels or {},
     )
 
 
@@ -150,6 +169,8 @@ class Worker:
         saves: Sequence[Save] = (),
         settles: Sequence[Settle] = (),
         watches: Sequence[Watch] = (),
+        told: Sequence[Told] = (),
+        fires: Sequence[Fire] = (),
     ) -> Exchanged:
         self.serial += 1
         self.last = Exchange(
@@ -159,6 +180,8 @@ class Worker:
             settles=list(settles),
             slots=slots,
             watches=list(watches),
+            told=list(told),
+            fires=list(fires),
         )
         return await self.store.exchange(self.last)
 
@@ -182,8 +205,11 @@ class Worker:
         *,
         delay: Millis = 0,
         waits: Sequence[Wait] = (),
+        cause: str | None = None,
     ) -> Exchanged:
-        return await self.exchange(settles=[settle(claim, to, body, delay=delay, waits=waits)])
+        ended = settle(claim, to, body, delay=delay, waits=waits)
+        ended.cause = cause
+        return await self.exchange(settles=[ended])
 
     async def save(
         self, claim: Claim, *kept: Checkpoint, consumes: int | None = None, starts: Start | None = None
