@@ -1,8 +1,9 @@
 """A saga: three bookings, and when one of them fails, those before it are taken back in reverse order.
 
 Shows compensation with a plain `try`. It holds through crashes: after one, the steps that were done answer from their
-checkpoints, the list of what is to be undone fills up again, and the undoing goes on where it was. It holds for a
-cancelled run too, because a cancelled workflow may still call steps.
+checkpoints, the list of what is to be undone fills up again, and the undoing goes on where it was. It holds too when
+the run is cancelled while it executes, because its code may still call steps then; one that is cancelled while it is
+put away to wait ends at once, with nothing undone.
 
     perdure worker examples/saga.py:app
     perdure start examples/saga.py:app book_trip '{"to": "Reykjavik", "car": true}' --wait

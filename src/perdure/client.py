@@ -8,7 +8,7 @@ import random
 from collections import defaultdict
 from weakref import WeakKeyDictionary
 
-from perdure.errors import RunNotFound, StoreUnavailable
+from perdure.errors import RunNotFound, StoreError, StoreUnavailable
 from perdure.model import Ended
 from perdure.stores.base import Store, Subscription, Topic
 
@@ -16,6 +16,9 @@ logger = logging.getLogger("perdure.client")
 
 _POLL = 1.0
 """Seconds, at most, between two looks for results when no wake-up comes."""
+
+_LONGEST_PAUSE = 1.5
+"""Seconds between two tries while the store does not answer: what waits goes on within two when it is back."""
 
 
 class Client:
@@ -82,6 +85,7 @@ class Results:
         if self._task is not None and self._task.get_loop() is asyncio.get_running_loop():
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            self._fail(StoreError("the store was closed while results were waited for"))
 
     async def _serve(self) -> None:
         """Asks for results whenever a wake-up comes, and from time to time, as long as somebody waits."""
@@ -102,26 +106,35 @@ class Results:
                 except StoreUnavailable as error:
                     logger.warning("the store does not answer (%s); still waiting for results", error)
                     await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-                    delay = min(delay * 2, 2.0)
+                    delay = min(delay * 2, _LONGEST_PAUSE)
         except Exception as error:
-            for futures in self._waiting.values():
-                for future in futures:
-                    if not future.done():
-                        future.set_exception(error)
+            self._fail(error)
         finally:
+            self._task = None  # whoever waits from here on needs another one: closing takes a while
             if subscription is not None:
-                await subscription.close()
+                try:
+                    await subscription.close()
+                except StoreError as error:
+                    logger.debug("a subscription could not be closed: %s", error)
+
+    def _fail(self, error: Exception) -> None:
+        for futures in self._waiting.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
 
     async def _look(self) -> None:
-        fresh, self._fresh = self._fresh, set()
+        fresh = self._fresh.copy()
         for ended in await self._store.ended(list(self._waiting)):
             fresh.discard(ended.id)
+            self._fresh.discard(ended.id)
             for future in self._waiting.get(ended.id, ()):
                 if not future.done():
                     future.set_result(ended)
         for run_id in fresh:
             if run_id in self._waiting and await self._store.load(run_id) is None:
                 error = RunNotFound(f"there is no run {run_id!r}; was it pruned, or is this another store?")
-                for future in self._waiting[run_id]:
+                for future in self._waiting.get(run_id, ()):
                     if not future.done():
                         future.set_exception(error)
+            self._fresh.discard(run_id)

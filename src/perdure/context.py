@@ -109,4 +109,4 @@ def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | Non
 
 def _call(scope: Scope, name: str, work: Callable[[str], Coroutine[Any, Any, T]]) -> Call[T]:
     key = scope.key(name)
-    return Call(lambda: work(key), key, scope.execution.wait_from_thread)
+    return Call(lambda: work(key), key, scope.execution)

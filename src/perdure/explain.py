@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import json
+
 from perdure.clock import moment
 from perdure.failures import decode_failure
 from perdure.model import RunRecord, State, Wait, WaitFor, WorkerRecord
@@ -28,7 +30,8 @@ def explain(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
             error = decode_failure(run.body or "null")
             return f"failed at {_time(run.finished_at)}: {error}; `perdure runs retry` tries it again"
         case State.CANCELLED:
-            return f"was cancelled at {_time(run.finished_at)}: {run.body or 'no reason given'}"
+            reason = json.decode(run.body, type=str) if run.body else "no reason given"
+            return f"was cancelled at {_time(run.finished_at)}: {reason}"
 
 
 def _scheduled(run: RunRecord) -> str:

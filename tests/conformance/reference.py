@@ -46,7 +46,7 @@ class Run:
     delivered: set[str] = field(default_factory=set[str])
     owner: int | None = None
     token: int | None = None
-    settled: set[int] = field(default_factory=set[int])
+    settled: list[int] = field(default_factory=list[int])
     cut_off: bool = False
     parked_for: list[str] | None = None
     """The runs whose ends the next claim brings, when the run was parked."""
@@ -184,7 +184,7 @@ class Reference:
         if blamed and chosen.wake_at is not None:
             now = self.clock.now()
             assert now <= chosen.wake_at <= now + crash_backoff(run.shown.crashes)
-            run.shown.state, run.shown.wake_at = State.SCHEDULED, chosen.wake_at
+            run.shown.state, run.shown.wake_at, run.shown.body = State.SCHEDULED, chosen.wake_at, chosen.body
 
     def retire(self, worker: int) -> None:
         del self.workers[worker]
@@ -222,7 +222,9 @@ class Reference:
         if said.worker not in self.workers:
             assert reply.gone and not (reply.claims or reply.seen or reply.cancelled)
             return []
-        assert not reply.gone and set(reply.refused) <= set(first.refused)
+        # A settle is remembered until the next one of its run.
+        forgotten = {settle.token for settle in said.settles if self._settled_since(settle.token)}
+        assert not reply.gone and set(reply.refused) <= set(first.refused) | forgotten
         again = {claim.token: claim for claim in reply.claims}
         for claim in first.claims:
             same = again.pop(claim.token)
@@ -238,6 +240,10 @@ class Reference:
 
     def _settled(self, token: int) -> bool:
         return any(token in run.settled for run in self.runs.values())
+
+    def _settled_since(self, token: int) -> bool:
+        """Whether the run was settled by a later claim than this one."""
+        return any(token in run.settled[:-1] for run in self.runs.values())
 
     def _save(self, saves: list[Save]) -> set[int]:
         refused: set[int] = set()
@@ -263,7 +269,7 @@ class Reference:
             run = self._owner(settle.token)
             if run is not None:
                 self._release(run)
-                run.settled.add(settle.token)
+                run.settled.append(settle.token)
                 run.parked_for = None
                 self._move(run, settle)
                 parked.append(run)
@@ -386,7 +392,7 @@ class Reference:
     def _end(self, run: Run, state: State, body: str | None) -> None:
         self._queue(run)
         run.shown.state, run.shown.body, run.shown.finished_at = state, body, self.clock.now()
-        run.shown.cancelling = None
+        run.shown.cancelling = run.parked_for = None
         for other in self.runs.values():
             if any(wait.what == WaitFor.RUN and wait.target == run.id for wait in other.shown.waits):
                 self._queue(other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def test_named_tests_exist(page: Path) -> None:
         if name:
             text = (ROOT / file).read_text(encoding="utf-8")
             assert re.search(rf"def {name}\b", text), f"{_named(page)} names {file}::{name}"
+
+
+def test_the_reference_is_current() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))
+    for name, text in (("reference.md", made["reference"]()), ("cli.md", made["commands"]())):
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, "run: python docs/make_reference.py"
 
 
 def _anchors(page: Path) -> set[str]:

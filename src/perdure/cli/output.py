@@ -51,9 +51,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) ->
     widths = [max(line[number].cell_len for line in lines) for number in range(len(columns))]
     out = console()
     for line in lines:
-        for cell, width in zip(line[:-1], widths, strict=False):
+        for cell, width in zip(line, widths, strict=True):
             cell.pad_right(width - cell.cell_len)
-        out.print(Text("  ").join(line), no_wrap=True, overflow="ellipsis", crop=True)
+        whole = Text("  ").join(line)
+        whole.rstrip()
+        out.print(whole, no_wrap=True, overflow="ellipsis", crop=True)
 
 
 def print_json(value: Any) -> None:

@@ -80,8 +80,8 @@ async def _child(store: Store, run_id: str) -> ChildRun | None:
     run = await store.load(run_id)
     if run is None:
         return None
-    history, left_out, _ = await _history(store, run_id, 2 * _CHILD_ROWS)
-    return ChildRun(run, history, left_out + len(_))
+    history = await store.history(run_id, limit=_CHILD_ROWS + 1)
+    return ChildRun(run, history[:_CHILD_ROWS], more=len(history) > _CHILD_ROWS)
 
 
 def as_json(shown: Shown) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Painter:
         if len(label) > room:
             label = label[: max(1, room - 1)] + ("~" if self._ascii else "…")
         took = (row.end if row.end is not None else self._now) - row.begin
-        return Text.assemble(
+        line = Text.assemble(
             ("  " * row.depth),
             (self._symbols[row.kind], style),
             f" {label:<{room}}  ",
@@ -193,6 +193,8 @@ class Painter:
             f" {duration(took):>10}  ",
             (one_line(self._noted(row)), style if row.mark in (Mark.FAILED, Mark.OPEN) else "dim"),
         )
+        line.rstrip()
+        return line
 
     def _drawn(self, row: Row) -> str:
         first, last = self._axis.cells(row.begin, self._now if row.end is None else row.end, self._bar)

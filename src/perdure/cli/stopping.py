@@ -22,7 +22,7 @@ LAST_MOMENTS = 3.0
 class Stop:
     """Requests to stop: a first one for a graceful stop, a second one to stop at once, a third one ends the process.
 
-    They come as signals. A process with a `lifeline` is also asked, once, when its standard input ends.
+    They come as signals. A process with a `lifeline` is also asked, once, when that ends.
     """
 
     def __init__(self, limit: float | None) -> None:
@@ -33,13 +33,13 @@ class Stop:
         self._loop = asyncio.get_running_loop()
         self._requests = 0
 
-    def listen(self, *, lifeline: bool) -> None:
-        """Begins to take requests. In the main thread."""
+    def listen(self, lifeline: int | None) -> None:
+        """Begins to take requests. In the main thread. `lifeline`: a file descriptor (see `take_lifeline`)."""
         for number in _SIGNALS:
             # Not `loop.add_signal_handler`: that one is called by the loop, which the user's code may be blocking.
             signal.signal(number, self._signalled)
-        if lifeline:
-            threading.Thread(target=self._hold_on, name="perdure-lifeline", daemon=True).start()
+        if lifeline is not None:
+            threading.Thread(target=self._hold_on, args=[lifeline], name="perdure-lifeline", daemon=True).start()
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
         self._requests += 1
@@ -51,9 +51,9 @@ class Stop:
         else:
             _end(128 + number)
 
-    def _hold_on(self) -> None:
+    def _hold_on(self, lifeline: int) -> None:
         try:
-            while os.read(0, 4096):
+            while os.read(lifeline, 4096):
                 pass
         except OSError:
             pass
@@ -71,6 +71,15 @@ class Stop:
             self._loop.call_soon_threadsafe(event.set)
         except RuntimeError:
             pass  # The loop is closed: the process is ending.
+
+
+def take_lifeline() -> int:
+    """Standard input, for this process alone: those that the user's code starts would wait for something to read."""
+    lifeline = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return lifeline
 
 
 def end_within(seconds: float, code: int) -> None:

@@ -48,8 +48,8 @@ class ChildRun(Struct):
 
     run: RunRecord
     history: list[Checkpoint] = []
-    left_out: int = 0
-    """How many checkpoints of it are not in `history`."""
+    more: bool = False
+    """Whether it has more behind it than `history`."""
 
 
 class Axis(Struct):
@@ -92,8 +92,8 @@ def rows(
             found += below(kept.key, level + 1) if kept.kind is Kind.STEP else []
             if (child := children.get(kept.key)) is not None:
                 found += rows(child.run, child.history, {}, now, depth=level + 1)
-                if child.left_out:
-                    row.note += f", {child.left_out} more"
+                if child.more:
+                    row.note += ", with more steps"
         return found
 
     return below("", depth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,7 +16,7 @@ from msgspec import Struct
 from perdure.app import App
 from perdure.cli.group import did_you_mean, verbose, verbose_option
 from perdure.cli.output import shown_url
-from perdure.cli.stopping import LAST_MOMENTS, Stop, end_within
+from perdure.cli.stopping import LAST_MOMENTS, Stop, end_within, take_lifeline
 from perdure.cli.target import load_app
 from perdure.engine.supervisor import MARGIN, Supervisor, bury
 from perdure.engine.worker import Worker
@@ -89,7 +90,7 @@ def worker(
     if served == []:
         raise click.UsageError("--queues names no queue", ctx)
     options = Options(target, served, concurrency, processes, lease, grace, verbose(ctx))
-    lifeline = supervised_as is not None
+    lifeline = None if supervised_as is None else take_lifeline()
     if reloading:
         from perdure.cli.reload import reload
 
@@ -97,7 +98,7 @@ def worker(
         _run(lambda stop: reload(options, stop), limit=None, lifeline=lifeline)
         return
     app = load_app(target)
-    set_up_logging(options, tell_processes=lifeline or processes > 1)
+    set_up_logging(options, tell_processes=lifeline is not None or processes > 1)
     made = app.worker(queues=served, concurrency=concurrency, lease=lease, grace=grace, name=supervised_as)
     _check_queues(app, served)
     if processes > 1:
@@ -133,6 +134,9 @@ async def _serve(
         if instead_of is not None:
             await bury(await app.client.store(), instead_of)
         await worker.start()
+        # What is loaded by now stays: a collection that walks it again and again is the longest pause that runs see.
+        gc.collect()
+        gc.freeze()
         if banner is None:
             logger.info("serving as %s", worker.name)
         else:
@@ -173,7 +177,7 @@ async def _supervise(app: App, options: Options, stop: Stop) -> None:
         logger.info("stopped")
 
 
-def _run(serve: Callable[[Stop], Coroutine[Any, Any, None]], *, limit: float | None, lifeline: bool) -> None:
+def _run(serve: Callable[[Stop], Coroutine[Any, Any, None]], *, limit: float | None, lifeline: int | None) -> None:
     """Runs the event loop of a process that serves, and ends the process when that is over."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     try:
@@ -185,7 +189,7 @@ def _run(serve: Callable[[Stop], Coroutine[Any, Any, None]], *, limit: float | N
 
     async def main() -> None:
         stop = Stop(limit)
-        stop.listen(lifeline=lifeline)
+        stop.listen(lifeline)
         await serve(stop)
         # A thread of the user's that hangs would keep Python from ending.
         end_within(LAST_MOMENTS, 0)

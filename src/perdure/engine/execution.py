@@ -39,6 +39,9 @@ end may take a few turns (a lock, a queue, a task group) to become another one's
 _REPLAY_PATIENCE = 1.0
 """Seconds that replay may take to come to something new when the run is to be cancelled there."""
 
+_NEW = 2**63
+"""The position of an outcome that has just come about, after all that is replayed."""
+
 _DEADLINE = "deadline"
 
 _NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError)
@@ -84,8 +87,9 @@ class Execution:
         self._steps: set[str] = set()
         self._waits: dict[str, tuple[Wait, asyncio.Future[Seen | None]]] = {}
         self._activity = 0
-        self._replays: list[tuple[Millis, int, int, asyncio.Future[None]]] = []
-        self._replayed = 0
+        self._arriving: list[tuple[Millis, int, int, asyncio.Future[None]]] = []
+        self._arrived = 0
+        self._turning = False
         self._idle: asyncio.Future[None] | None = None
         self._names: set[str] = set()
         self._deadline: Alarm | None = None
@@ -251,7 +255,12 @@ class Execution:
         """Learns of a task of the user's own making, so that it ends with the run."""
         if task is not None and task is not self.task and task not in self.tasks:
             self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            task.add_done_callback(self._untrack)
+
+    def _untrack(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if (self.over or self._closing) and not task.cancelled():
+            task.exception()  # nobody asks for it when the run has ended, or goes on elsewhere or later
 
     def saw(self, seen: Seen) -> None:
         """A watched wait is true."""
@@ -287,6 +296,7 @@ class Execution:
 
     async def saved(self, key: str, kind: Kind, digest: str = "") -> Checkpoint | None:
         """The checkpoint of an earlier attempt under that key; `ArgumentsChanged` if it stands for something else."""
+        self.track(asyncio.current_task())
         await self.check()
         found = self.history.take(key)
         if found is None and not self.history.complete:
@@ -316,22 +326,32 @@ class Execution:
         decide as they did before."""
         self._busy()
         try:
-            future: asyncio.Future[None] = self.runtime.loop.create_future()
-            if not self._replays:
-                self.runtime.loop.call_soon(self._replay_next)
-            self._replayed += 1
-            heapq.heappush(self._replays, (when, position, self._replayed, future))
-            await future
+            await self._in_turn(when, position)
         finally:
             self._done()
         await self.check()
 
-    def _replay_next(self) -> None:
-        future = heapq.heappop(self._replays)[-1]
-        if not future.done():
-            future.set_result(None)
-        if self._replays:
-            self.runtime.loop.call_soon(self._replay_next)
+    async def _in_turn(self, when: Millis, position: int = 0) -> None:
+        """Waits for its turn among the outcomes that arrive side by side: one at a time, each with time for the code
+        to react before the next one, at first as on replay."""
+        future: asyncio.Future[None] = self.runtime.loop.create_future()
+        self._arrived += 1
+        heapq.heappush(self._arriving, (when, position, self._arrived, future))
+        if not self._turning:
+            self._turning = True
+            self.runtime.loop.call_soon(self._next_turn, _QUIET if self._active > 1 and position != _NEW else 0)
+        await future
+
+    def _next_turn(self, loops: int) -> None:
+        if loops:
+            self.runtime.loop.call_soon(self._next_turn, loops - 1)
+        elif self._arriving:
+            future = heapq.heappop(self._arriving)[-1]
+            if not future.done():
+                future.set_result(None)
+            self.runtime.loop.call_soon(self._next_turn, _QUIET if self._arriving or self._active > 1 else 0)
+        else:
+            self._turning = False
 
     async def save(self, checkpoint: Checkpoint, *, consumes: int | None = None, starts: Start | None = None) -> None:
         """Makes a checkpoint durable."""
@@ -340,6 +360,8 @@ class Execution:
         await self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
         if checkpoint.outcome is not Outcome.OPEN:
             self.progressed = True
+            if self._active > 1 or self._turning:
+                await self._in_turn(self.now(), _NEW)
 
     def save_soon(self, checkpoint: Checkpoint) -> None:
         """Has a checkpoint written with the next exchange, at the latest with the settle of this claim."""
@@ -407,7 +429,7 @@ class Execution:
         future.add_done_callback(_noticed)  # of a thread that outlives its execution nobody asks for the outcome
         return future
 
-    def wait_from_thread(self, work: Coroutine[Any, Any, T]) -> T:
+    def drive(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a step or a wait for sync code of this run, which blocks until it is over."""
         if self.over:
             work.close()

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import random
 from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+from perdure.errors import StoreUnavailable
 from perdure.model import Arrived, Checkpoint
 from perdure.stores.base import PAGE, Claim, Store
+
+T = TypeVar("T")
+
+logger = logging.getLogger("perdure.worker")
+
+_LONGEST_PAUSE = 1.5
+
+
+async def patiently(read: Callable[[], Awaitable[T]]) -> T:
+    """Reads for a run, for as long as it takes: a store that is away for a while is no failure of the run's."""
+    delay = 0.05
+    while True:
+        try:
+            return await read()
+        except StoreUnavailable as error:
+            logger.warning("the store does not answer (%s); a run waits for what it has behind it", error)
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(delay * 2, _LONGEST_PAUSE)
 
 
 class History:
@@ -20,6 +44,7 @@ class History:
         self._store = store
         self._loaded = {checkpoint.key: checkpoint for checkpoint in claim.checkpoints}
         self._after = claim.checkpoints[-1].position if claim.checkpoints else 0
+        self._reading = asyncio.Lock()
         self.complete = not claim.more_checkpoints
         """Whether every checkpoint has been read, so that what isn't loaded doesn't exist."""
 
@@ -30,15 +55,19 @@ class History:
     async def fetch(self, key: str) -> Checkpoint | None:
         """The checkpoint if there is one, which takes at most two reads: the next page has it when the code is as it
         was; when the code has changed since, it is looked up by its key."""
-        page = await self._store.history(self._run_id, after=self._after, limit=PAGE)
-        if page:
-            self._after = page[-1].position
-        if len(page) < PAGE:
-            self.complete = True
-        self._loaded.update((checkpoint.key, checkpoint) for checkpoint in page)
-        found = self._loaded.pop(key, None)
+        async with self._reading:  # of many calls side by side one reads the page that has what the others look for
+            found = self.take(key)
+            if found is not None or self.complete:
+                return found
+            page = await patiently(lambda: self._store.history(self._run_id, after=self._after, limit=PAGE))
+            if page:
+                self._after = page[-1].position
+            if len(page) < PAGE:
+                self.complete = True
+            self._loaded.update((checkpoint.key, checkpoint) for checkpoint in page)
+            found = self.take(key)
         if found is None and not self.complete:
-            found = await self._store.find(self._run_id, key)
+            found = await patiently(lambda: self._store.find(self._run_id, key))
         return found
 
 
@@ -67,7 +96,7 @@ class Inbox:
                     skipped += 1
             if self._complete:
                 return None
-            page = await self._store.signals(self._run_id, after=self._last, limit=PAGE)
+            page = await patiently(lambda: self._store.signals(self._run_id, after=self._last, limit=PAGE))
             self._complete = len(page) < PAGE
             self._waiting.extend(page)
             if page:

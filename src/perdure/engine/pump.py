@@ -15,13 +15,17 @@ from typing import Protocol, TypeAlias
 from perdure.clock import Alarm, Clock
 from perdure.engine.halt import Halt
 from perdure.errors import PerdureError, StoreUnavailable
+from perdure.failures import encode_failure
 from perdure.model import Millis
-from perdure.stores.base import Claim, Exchange, Exchanged, Save, Seen, Settle, Store, Watch
+from perdure.stores.base import Claim, Exchange, Exchanged, Save, Seen, Settle, Store, To, Watch
 
 logger = logging.getLogger("perdure.worker")
 
 POLL = 1.0
 """Seconds, at most, between two looks at the store when no wake-up comes; a random part is taken off."""
+
+_LONGEST_PAUSE = 1.5
+"""Seconds between two tries while the store does not answer: work goes on within two when it is back."""
 
 _SATURATED = 0.05
 """Seconds that a wake-up may wait when there is neither a free slot nor anything to write."""
@@ -198,27 +202,42 @@ class Pump:
             try:
                 self.exchanges += 1
                 reply = await self._store.exchange(exchange)
-            except StoreUnavailable as error:
-                logger.warning("the store does not answer (%s); next try in about %.1f s", error, delay)
+            except Exception as error:
+                if not isinstance(error, StoreUnavailable) and await self._answers():
+                    await self._one_by_one(exchange, futures, error)
+                    return None
+                unknown = not isinstance(error, PerdureError)
+                logger.warning(
+                    "the store does not answer (%s); next try in about %.1f s", error, delay, exc_info=unknown
+                )
                 exchange.repeated = True
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-                delay = min(delay * 2, 2.0)
-            except PerdureError as error:
-                await self._one_by_one(exchange, futures, error)
-                return None
+                delay = min(delay * 2, _LONGEST_PAUSE)
             else:
                 self._clock.saw(reply.now)
                 return reply
 
-    async def _one_by_one(self, exchange: Exchange, futures: list[_Pending], error: PerdureError) -> None:
+    async def _answers(self) -> bool:
+        """Whether the store takes an exchange that says nothing. If so, what it refused is in what was said; if not,
+        no run is to blame, and what was said is kept until the store takes it."""
+        self._serial += 1
+        try:
+            await self._store.exchange(Exchange(self._worker, self._serial))
+        except Exception:
+            return False
+        return True
+
+    async def _one_by_one(self, exchange: Exchange, futures: list[_Pending], error: Exception) -> None:
         """An exchange that the store can't take: one run's part must not take the others' with it."""
         if len(exchange.saves) + len(exchange.settles) <= 1:
-            logger.error("the store refuses what run says", exc_info=error)
+            logger.error("the store refuses what a run says", exc_info=error)
             for _, future in futures:
                 _fail(future, error)
             for settle in exchange.settles:
                 if owner := self.owners.get(settle.token):
                     owner.lost()
+                if settle.to is not To.FAILED:  # or it would be owned, by nobody's code, as long as this worker lives
+                    self.settle(Settle(settle.ref, settle.token, To.FAILED, encode_failure(error)))
             if not futures and not exchange.settles:
                 await asyncio.sleep(1.0)
                 self.hint()

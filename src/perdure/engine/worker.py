@@ -28,6 +28,9 @@ logger = logging.getLogger("perdure.worker")
 _RECLAIM_PAUSE = 0.7
 """Seconds between two looks for dead workers: with the lease, how long a run waits for a new one."""
 
+_LONGEST_PAUSE = 1.0
+"""Seconds between two tries of a duty that fails: with the pause above, all within two when the store is back."""
+
 _BURY_TIMEOUT = 2.0
 """Seconds that a stop waits, once the grace is over, for each thing that only the store can do."""
 
@@ -70,6 +73,7 @@ class Runtime:
     def finished(self, execution: Execution) -> None:
         """Frees the slot; more than once does nothing."""
         if self.executions.pop(execution.token, None) is not None:
+            self.pump.owners.pop(execution.token, None)
             self.pump.hint()
             if not self.executions:
                 self.idle.set()
@@ -133,8 +137,12 @@ class Worker:
         await self.stop()
 
     async def start(self) -> None:
-        """Registers with the store and begins to claim; raises when the store can't be used."""
+        """Registers with the store and begins to claim; raises when the store can't be used. A worker that was stopped
+        may be started again."""
+        if self._loops:
+            raise PerdureError("the worker is started already")
         store = await self._open()
+        self._stopping = False
         self._runtime = Runtime(
             store,
             self._clock,
@@ -144,7 +152,11 @@ class Worker:
             tap=self._tap,
         )
         await self._register()
-        self._subscription = await self.runtime.store.subscribe(Topic.WORK, self._runtime.pump.hint)
+        try:
+            self._subscription = await self.runtime.store.subscribe(Topic.WORK, self._runtime.pump.hint)
+        except BaseException:
+            await self._leave(self.runtime.store.retire(self._incarnation))
+            raise
         self._loops = [
             asyncio.create_task(self._forever("exchange", self._exchange)),
             asyncio.create_task(self._forever("reclaim", self._reclaim)),
@@ -166,7 +178,8 @@ class Worker:
         for execution in list(runtime.executions.values()):
             execution.release()
         runtime.pump.stop()
-        await _bounded(asyncio.shield(self._loops[0]))
+        if self._loops:
+            await _bounded(asyncio.shield(self._loops[0]))
         await self._end_loops()
         for execution in list(runtime.executions.values()):  # claimed by the exchange that was under way
             execution.release()
@@ -193,6 +206,7 @@ class Worker:
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
+        self._loops = []
 
     async def _leave(self, goodbye: Coroutine[Any, Any, None] | None) -> None:
         if self._keeper is not None:
@@ -224,6 +238,7 @@ class Worker:
             self.runtime.store.keeper(self._incarnation, self._lease),
             self._lease,
             lambda: loop.call_soon_threadsafe(self.runtime.pump.hint),
+            alive=lambda: not loop.is_closed(),
         )
         self.runtime.pump.assign(self._incarnation)
 
@@ -260,7 +275,7 @@ class Worker:
             else:
                 continue
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-            delay = min(delay * 2, 2.0)
+            delay = min(delay * 2, _LONGEST_PAUSE)
 
     # --- runs
 

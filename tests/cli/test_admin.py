@@ -1,0 +1,121 @@
+"""`perdure workers`, `perdure migrate`, `perdure doctor`."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from perdure import App, State
+from perdure.cli.admin import unserved
+from perdure.cli.output import duration, shown_url
+from perdure.model import Count, WorkerRecord
+
+from .conftest import Run
+from .kit import Perdure, start
+
+URL = ["--url", "sqlite:///shop.db"]
+
+
+def test_workers_lists_those_that_live(perdure: Run, shop: Path) -> None:
+    assert perdure("workers", *URL).stderr == "No live worker; start one with `perdure worker MODULE:APP`.\n"
+    with Perdure(shop, "worker", "shop", "--queues", "bulk", "--concurrency", "3") as worker:
+        worker.says("Ctrl-C stops")
+        lines = perdure("workers", *URL).stdout.splitlines()
+        assert lines[0].split() == ["WORKER", "PID", "RUNS", "FOR", "QUEUES", "WORKFLOWS"]
+        assert lines[1].split()[1:3] == [str(worker.pid), "0/3"]
+        (found,) = json.loads(perdure("workers", *URL, "--json").stdout)
+        assert (found["pid"], found["queues"], found["concurrency"]) == (worker.pid, ["bulk"], 3)
+
+
+def test_migrate_says_what_it_did(perdure: Run, folder: Path) -> None:
+    first = perdure("migrate", *URL).output.splitlines()
+    assert first[0].startswith("applied ") and first[-1] == "sqlite:///shop.db is up to date."
+    assert perdure("migrate", *URL).output == "sqlite:///shop.db is up to date.\n"
+
+
+def test_a_store_of_a_newer_version_is_refused(perdure: Run, folder: Path) -> None:
+    perdure("migrate", *URL)
+    connection = sqlite3.connect("shop.db")
+    connection.execute("PRAGMA user_version = 9999")
+    connection.close()
+    for command in (["migrate"], ["doctor"], ["runs", "list"]):
+        result = perdure(*command, *URL)
+        assert result.exit_code == 1 and "error: the store " in result.stderr and "upgrade" in result.stderr
+
+
+def test_doctor_shows_findings(perdure: Run, app: App) -> None:
+    start(app, "ship", "7", id="one")
+    result = perdure("doctor", "--app", "shop")
+    assert result.exit_code == 0
+    assert "7 workflows are well defined" in result.output
+    assert "warning  1 runs of ship are ready on queue default, and no live worker takes them" in result.output
+
+
+def test_doctor_ends_with_1_when_there_is_a_problem(
+    perdure: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.stores.sqlite.doctor.mounted_on_network", lambda _: "nfs")
+    result = perdure("doctor", *URL)
+    assert result.exit_code == 1
+    assert "problem  network file system nfs" in result.output
+    found = json.loads(perdure("doctor", *URL, "--json").stdout)
+    assert {
+        "severity": "problem",
+        "what": "network file system nfs",
+        "advice": "move the file to a local disk",
+    } in found
+
+
+def test_doctor_of_an_app_with_a_definition_that_can_not_work(perdure: Run, folder: Path) -> None:
+    (folder / "odd.py").write_text(
+        "from perdure import App\napp = App('sqlite:///odd.db')\n@app.workflow\ndef f(*args: int): ...\n"
+    )
+    result = perdure("doctor", "--app", "odd")
+    assert result.exit_code == 1 and "error: workflow f has the parameter *args" in result.stderr
+
+
+def test_ready_runs_without_a_worker_are_found() -> None:
+    worker = WorkerRecord(
+        id=1, name="w", host="h", pid=1, queues=["a"], workflows=["f"], concurrency=1, started_at=0, lease_until=0,
+        running=0,
+    )  # fmt: skip
+    counts = [
+        Count("a", "f", State.QUEUED, 1),
+        Count("b", "f", State.QUEUED, 2),
+        Count("a", "g", State.QUEUED, 3),
+        Count("a", "h", State.WAITING, 4),
+    ]
+    assert [finding.what.split()[0] for finding in unserved(counts, [worker])] == ["2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("millis", "text"),
+    [
+        (-5, "0 ms"),
+        (999, "999 ms"),
+        (1000, "1.0 s"),
+        (59_900, "59.9 s"),
+        (60_000, "1 min"),
+        (200_000, "3 min 20 s"),
+        (3_600_000, "1 h"),
+        (7_500_000, "2 h 5 min"),
+        (90_000_000, "1 d 1 h"),
+    ],
+)
+def test_durations_are_short(millis: int, text: str) -> None:
+    assert duration(millis) == text
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:///shop.db", "sqlite:///shop.db"),
+        ("postgresql://ada:secret@db:5432/shop", "postgresql://ada:…@db:5432/shop"),
+        ("redis://:secret@db", "redis://:…@db"),
+    ],
+)
+def test_passwords_are_not_shown(url: str, shown: str) -> None:
+    assert shown_url(url) == shown

@@ -1,0 +1,90 @@
+"""`perdure start`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from perdure import App, State
+
+from .conftest import Run
+from .kit import Perdure
+
+
+@pytest.mark.parametrize("given", ['{"item": "fig", "count": 2}', '["fig", 2]', "-"])
+def test_it_prints_the_id_of_the_run_that_it_made(
+    perdure: Run, app: App, drain: Callable[[], None], given: str
+) -> None:
+    result = perdure("start", "shop:app", "sell", given, input='{"item": "fig", "count": 2}')
+    assert result.exit_code == 0
+    (run_id,) = result.stdout.split()
+    drain()
+    assert app.run(run_id).result().wait() == 600
+
+
+def test_options_are_those_of_a_start(perdure: Run, app: App) -> None:
+    args = ["--id", "one", "--queue", "q", "--priority", "-3", "--at", "2100-01-31T12:00:00+01:00", "--timeout", "1h"]
+    assert perdure("start", "shop:app", "sell", '["fig"]', *args).stdout == "one\n"
+    record = app.run("one").status().wait().record
+    due = datetime(2100, 1, 31, 11, tzinfo=UTC).timestamp() * 1000
+    assert (record.queue, record.priority, record.state) == ("q", -3, State.SCHEDULED)
+    assert (record.wake_at, record.deadline) == (due, due + 3_600_000)
+
+
+@pytest.mark.parametrize(
+    ("typed", "millis"), [("90", 90_000), ("1.5s", 1500), ("15m", 900_000), ("2h30m", 9_000_000), ("3d", 259_200_000)]
+)
+def test_a_delay_has_units(perdure: Run, app: App, typed: str, millis: int) -> None:
+    run_id = perdure("start", "shop", "sell", '["fig"]', "--delay", typed).stdout.strip()
+    record = app.run(run_id).status().wait().record
+    assert record.wake_at is not None and record.wake_at - record.created_at == millis
+
+
+def test_the_same_id_is_the_same_run(perdure: Run, app: App) -> None:
+    perdure("start", "shop", "sell", '["fig"]', "--id", "one")
+    result = perdure("start", "shop", "sell", '["fig"]', "--id", "one")
+    assert (result.stdout, result.stderr, result.exit_code) == ("one\n", "Run one was there already.\n", 0)
+    result = perdure("start", "shop", "sell", '["apple"]', "--id", "one")
+    assert result.exit_code == 1 and "error: run 'one' exists with another workflow or input" in result.stderr
+
+
+def test_waiting_prints_the_result_as_json(perdure: Run, shop: Path) -> None:
+    with Perdure(shop, "worker", "shop"):
+        result = perdure("start", "shop", "ship", '"7"', "--wait", "--id", "one")
+        assert (result.stderr, json.loads(result.stdout), result.exit_code) == ("one\n", "shipped 7", 0)
+        result = perdure("start", "shop", "refuse", '"no way"', "--wait", "--id", "two")
+        assert (result.stdout, result.exit_code) == ("", 1)
+        assert "error: run two failed with ValueError: no way" in result.stderr
+        assert "raise ValueError(reason)" in result.stderr, "where it was raised"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["shop", "sel", "{}"], 1, "error: this app has no workflow 'sel' (did you mean 'sell'?)"),
+        (["shop", "sell", "{item"], 1, "error: workflow sell: what was given is not JSON"),
+        (["shop", "sell"], 1, "missing a required argument: 'item'; it takes (item: str, count: int = 1)"),
+        (["shop", "sell", '["fig", "two"]'], 1, "count: expected `int`, got `str`"),
+        (["shop", "sell", '{"itme": "fig"}'], 1, "error: workflow sell: "),
+        (["shop", "ship", '"x"', "--delay", "soon"], 2, "'soon' is no length of time; write 90, 90s, 15m, 2h30m or 3d"),
+        (["shop", "ship", '"x"', "--delay", "5 weeks"], 2, "'5 weeks' is no length of time"),
+        (["shop", "ship", '"x"', "--at", "tomorrow"], 2, "'tomorrow' is no time; write 2030-01-31T12:00:00Z"),
+        (["shop", "ship", '"x"', "--at", "2030-01-31T12:00:00"], 2, "has no time zone; add Z (UTC) or an offset"),
+        (
+            ["shop", "ship", '"x"', "--at", "2030-01-31T12:00Z", "--delay", "1"],
+            1,
+            "error: give delay= or at=, not both",
+        ),
+        (["shop", "ship", '"x"', "--queue", "a,b"], 1, "error: a queue's name is a string"),
+        (["shpo", "ship", '"x"'], 1, "error: there is no module 'shpo'"),
+    ],
+)
+def test_what_is_wrong_makes_no_run(perdure: Run, app: App, args: list[str], code: int, says: str) -> None:
+    result = perdure("start", *args)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert says in result.stderr.replace("\n", " ")
+    assert app.runs().wait() == []

@@ -1,0 +1,295 @@
+"""Sync workflows and steps: threads, processes, and the same promises."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from perdure import current_run, sleep, step, wait_signal
+from perdure.errors import RunCancelled, RunFailed, StepTimedOut
+
+from . import jobs
+from .conftest import Explore, Play
+from .kit import ThreadGate, keys, new_app, replay
+
+pytestmark = pytest.mark.anyio
+
+
+@step
+def double(n: int) -> int:
+    return n * 2
+
+
+@step
+async def async_double(n: int) -> int:
+    return n * 2
+
+
+async def test_a_sync_workflow_does_all_that_an_async_one_does(play: Play, explore: Explore) -> None:
+    app = new_app()
+
+    @app.workflow
+    def child(n: int) -> int:
+        return double(n).wait()
+
+    @app.workflow
+    def flow() -> list[int]:
+        first = double(1).wait()
+        sleep(timedelta(days=1)).wait()
+        second = async_double(first).wait()
+        third = wait_signal("go", int).wait()
+        run = child.start(5).wait()
+        return [first, second, third, run.result().wait(), child.run(6).wait()]
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await run.signal("go", 7)
+        await sandbox.advance(days=2)
+        assert await run.result() == [2, 4, 7, 10, 12]
+    (await explore(flow, signals=[("go", 7)])).check()
+
+
+async def test_sync_code_does_not_run_in_the_thread_of_the_loop(play: Play) -> None:
+    app, threads = new_app(), set[str]()
+
+    @step
+    def work() -> None:
+        threads.add(threading.current_thread().name)
+
+    @app.workflow
+    def flow() -> None:
+        threads.add(threading.current_thread().name)
+        work().wait()
+
+    async with play(app):
+        await flow.run()
+        assert len(threads) == 2
+        assert threading.current_thread().name not in threads
+
+
+async def test_context_variables_flow_into_threads(play: Play) -> None:
+    app = new_app()
+    tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant")
+
+    @step
+    def in_step() -> str:
+        return f"{tenant.get()} {current_run().step}"
+
+    @app.workflow
+    async def flow() -> str:
+        tenant.set("acme")
+        return await in_step()
+
+    @app.workflow
+    def sync_flow() -> str:
+        tenant.set("acme")
+        return in_step().wait()
+
+    async with play(app):
+        assert await flow.run() == "acme in_step"
+        assert await sync_flow.run() == "acme in_step"
+
+
+async def test_twenty_sync_steps_run_at_once(play: Play) -> None:
+    app, gate = new_app(), ThreadGate()
+
+    @step
+    def work(n: int) -> int:
+        gate.pass_through()
+        return n
+
+    @app.workflow
+    async def flow() -> int:
+        return sum(await asyncio.gather(*(work(n) for n in range(20))))
+
+    async with play(app):
+        run = await flow.start()
+        await gate.reached(20)
+        gate.opened.set()
+        assert await run.result() == sum(range(20))
+
+
+async def test_sync_code_that_waits_for_sync_code_finds_a_thread(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    def leaf(n: int) -> int:
+        return double(n).wait()
+
+    @app.workflow
+    def flow() -> int:
+        return sum(run.result().wait() for run in leaf.start_many(range(5)).wait())
+
+    async with play(app, concurrency=2):
+        runs = await flow.start_many([() for _ in range(4)])
+        assert [await run.result() for run in runs] == [20] * 4
+
+
+async def test_a_sync_step_that_a_crash_cut_off_runs_again(play: Play) -> None:
+    app, gate, ran = new_app(), ThreadGate(), list[int]()
+
+    @step
+    def work() -> int:
+        ran.append(current_run().step_attempt)
+        if len(ran) == 1:
+            gate.pass_through()
+        return len(ran)
+
+    @app.workflow
+    def flow() -> int:
+        return work().wait()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await gate.reached()
+        await replay(sandbox)
+        assert await run.result() == 2
+        gate.opened.set()
+        assert ran == [1, 2]
+
+
+async def test_a_sync_step_sees_its_timeout(play: Play) -> None:
+    app, reached = new_app(), threading.Event()
+
+    @step(timeout=60)
+    def work() -> None:
+        reached.set()
+        pause = threading.Event()
+        while not current_run().cancelling:
+            pause.wait(0.001)
+
+    @app.workflow
+    async def flow() -> str:
+        try:
+            await work()
+        except StepTimedOut:
+            return "timed out"
+        return "not"
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        assert await asyncio.to_thread(reached.wait, 10)
+        await sandbox.advance(60, settle=False)
+        assert await run.result() == "timed out"
+
+
+async def test_waiting_in_the_thread_of_the_loop_is_an_error(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> None:
+        call = async_double(1)
+        with pytest.raises(Exception, match="would block the event loop"):
+            call.wait()
+        await call
+
+    async with play(app):
+        await flow.run()
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes find the module of the jobs by the name that it has here."""
+    monkeypatch.syspath_prepend(Path(jobs.__file__).parents[jobs.__name__.count(".")])
+
+
+@pytest.mark.usefixtures("importable")
+async def test_a_step_runs_in_a_process_of_its_own(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(n: int) -> list[int]:
+        return await jobs.where(n)
+
+    async with play(app):
+        number, process = await flow.run(3)
+        assert number == 3
+        assert process != os.getpid()
+
+
+@pytest.mark.usefixtures("importable")
+async def test_an_exception_comes_out_of_a_process_as_itself(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(n: int) -> str:
+        try:
+            await jobs.refuse(n)
+        except ValueError as error:
+            return str(error)
+        return "none"
+
+    async with play(app):
+        assert await flow.run(3) == "not 3"
+
+
+async def gone(process: int) -> None:
+    async with asyncio.timeout(10):
+        while Path(f"/proc/{process}").exists():
+            await asyncio.sleep(0.01)
+
+
+async def written(path: Path) -> int:
+    async with asyncio.timeout(30):
+        while not (path.exists() and path.read_text()):
+            await asyncio.sleep(0.01)
+    return int(path.read_text())
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
+@pytest.mark.usefixtures("importable")
+async def test_cancelling_kills_the_process_of_a_step(play: Play, tmp_path: Path) -> None:
+    app, file = new_app(), tmp_path / "pid"
+
+    @app.workflow
+    async def flow(path: str) -> None:
+        await jobs.hang(path)
+
+    async with play(app):
+        run = await flow.start(str(file))
+        process = await written(file)
+        await run.cancel("enough")
+        with pytest.raises(RunCancelled, match="enough"):
+            await run.result()
+        await gone(process)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
+@pytest.mark.usefixtures("importable")
+async def test_a_timeout_kills_the_process_of_a_step(play: Play, tmp_path: Path) -> None:
+    app, file = new_app(), tmp_path / "pid"
+
+    @app.workflow
+    async def flow(path: str) -> None:
+        await jobs.hang_for_a_while(path)
+
+    async with play(app) as sandbox:
+        run = await flow.start(str(file))
+        process = await written(file)
+        await sandbox.advance(60, settle=False)
+        with pytest.raises(RunFailed, match="StepTimedOut"):
+            await run.result()
+        await gone(process)
+
+
+async def test_a_step_in_a_process_must_be_found_there(play: Play) -> None:
+    app = new_app()
+
+    @step(process=True)
+    def local() -> None: ...
+
+    @app.workflow
+    async def flow() -> None:
+        await local()
+
+    async with play(app):
+        run = await flow.start()
+        with pytest.raises(RunFailed, match="top level of a module"):
+            await run.result()
+        assert await keys(run) == ["local"]
