@@ -62,27 +62,12 @@ def _make(
     for index, start in enumerate(starts):
         lane = lanes[start.queue, start.workflow, start.version]
         state, due, deadline = begin(start, transaction.now)
-        group, session = ties.of(start)
         if behind is not None:
             state, due = State.WAITING, None
-        elif state is State.QUEUED and (group or session):
-            state = State.SCHEDULED  # It comes into the queue when it is there, by way of its group and its session.
-        rows.append(
-            (
-                start.id,
-                lane,
-                start.priority,
-                state,
-                due,
-                deadline,
-                start.max_crashes,
-                start.parent,
-                makers[index] if makers else None,
-                group,
-                int(start.group_keep),
-                session,
-            )
-        )
+        elif state is State.QUEUED and (start.group or start.session):
+            state = State.SCHEDULED  # It comes into the queue when it is tied, by way of its group and its session.
+        maker = makers[index] if makers else None
+        rows.append((start.id, lane, start.priority, state, due, deadline, start.max_crashes, start.parent, maker))
         inputs.append((start.id, len(start.input.encode()), start.input, start.workflow))
     made = transaction.change(_SQL["runs"], {"runs": encode(rows), "last": last, "now": transaction.now})
     inputs_json = encode(inputs)
@@ -91,6 +76,7 @@ def _make(
         # Delayed runs count as well: workers may have to wake earlier than they meant to.
         transaction.tell.add(Topic.WORK)
     if ties:
+        transaction.change(_SQL["tie"], {"ties": encode(ties.rows(starts)), "last": last})
         transaction.change(_SQL["line_up"], {"last": last})
     if made == len(starts):
         _belong(transaction, starts, lanes)

@@ -25,9 +25,18 @@ class Ties:
     def __bool__(self) -> bool:
         return bool(self.groups or self.sessions)
 
-    def of(self, start: Start) -> tuple[int | None, int | None]:
-        """Of a start: the number of its group, and that of its session."""
-        return self.groups.get((start.queue, start.group)), self.sessions.get((start.queue, start.session))
+    def rows(self, starts: Sequence[Start]) -> list[tuple[int, int | None, int, int | None]]:
+        """Where in the batch a start stands, its group, whether it keeps its slot, its session: for those tied."""
+        return [
+            (
+                index,
+                self.groups.get((start.queue, start.group)),
+                int(start.group_keep),
+                self.sessions.get((start.queue, start.session)),
+            )
+            for index, start in enumerate(starts)
+            if start.group or start.session
+        ]
 
 
 def tie(transaction: Transaction, starts: Sequence[Start]) -> Ties:

@@ -68,7 +68,6 @@ CREATE INDEX run_kept ON run (parent) WHERE kept IS NOT NULL;
 CREATE INDEX run_batch ON run (batch) WHERE batch IS NOT NULL;
 -- The live runs of a key come first: those have no end.
 CREATE INDEX run_unique ON run (unique_key, finished_at) WHERE unique_key IS NOT NULL;
-CREATE INDEX run_finished ON run (finished_at, lane) WHERE finished_at IS NOT NULL;
 
 -- `size` stands before `body`, so that sizes are summed without reading the bodies.
 CREATE TABLE input (

@@ -66,7 +66,7 @@ SELECT coalesce(max(seq), 0) FROM run;
 -- Makes runs in the order of the batch; an id that exists is left alone. Uses the unique index of run ids.
 -- A child that was given no parent is that of the run whose checkpoint starts it.
 INSERT INTO run (
-    seq, id, lane, priority, state, wake_at, deadline, max_crashes, created_at, parent, place, grp, slot, keep, session
+    seq, id, lane, priority, state, wake_at, deadline, max_crashes, created_at, parent, place
 )
 SELECT
     :last + 1 + e.key,
@@ -82,14 +82,21 @@ SELECT
         json_extract(e.value, '$[7]'),
         (SELECT p.id FROM run AS p WHERE p.seq = json_extract(e.value, '$[8]'))
     ),
-    CASE WHEN json_extract(e.value, '$[9]') IS NULL THEN (:last + 1 + e.key) << 20 END,
-    json_extract(e.value, '$[9]'),
-    CASE WHEN json_extract(e.value, '$[9]') IS NOT NULL THEN 0 END,
-    json_extract(e.value, '$[10]'),
-    json_extract(e.value, '$[11]')
+    (:last + 1 + e.key) << 20
 FROM json_each(:runs) AS e
 WHERE true
 ON CONFLICT (id) DO NOTHING;
+
+-- name: tie
+-- Ties runs just made to their groups and sessions. Uses the primary key.
+UPDATE run SET
+    grp = json_extract(e.value, '$[1]'),
+    slot = CASE WHEN json_extract(e.value, '$[1]') IS NOT NULL THEN 0 END,
+    place = CASE WHEN json_extract(e.value, '$[1]') IS NULL THEN place END,
+    keep = json_extract(e.value, '$[2]'),
+    session = json_extract(e.value, '$[3]')
+FROM json_each(:ties) AS e
+WHERE run.seq = :last + 1 + json_extract(e.value, '$[0]');
 
 -- name: line_up
 -- Runs just made that belong to a group or a session come into the queue like any other that was not in it: in order,
