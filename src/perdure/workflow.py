@@ -259,7 +259,7 @@ class StartCall(Generic[P, R]):
             )
             return workflow.get_batch(opened)
 
-        return Call(open_child_batch, what, scope.execution.wait_from_thread)
+        return Call(open_child_batch, what, scope.execution)
 
     # ---
 

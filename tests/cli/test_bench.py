@@ -16,10 +16,11 @@ from perdure.cli import cli
 from perdure.model import State
 
 SIZES = {
-    "drain": "--runs 20 --concurrency 5 --steps 2 --children 2 --payload-bytes 9 --repeat 1",
+    "drain": "--runs 20 --concurrency 5 --steps 2 --children 2 --payload-bytes 9 --groups 3 --repeat 1",
     "latency": "--runs 5 --payload-bytes 9",
     "enqueue": "--runs 50 --single 5 --payload-bytes 9 --repeat 2",
-    "claim": "--claimed 100 --delayed 30 --finished 150 --other-queue 20 --runs 20 --batch 10",
+    "claim": "--claimed 100 --delayed 30 --finished 150 --other-queue 20 --held 30 --paused 20 --unknown 20"
+    " --other-session 60 --runs 20 --batch 10",
     "waiting": "--runs 30 --wakes 3",
     "lag": "--runs 100 --seconds 0.1",
 }

@@ -126,9 +126,8 @@ async def test_a_worker_without_free_slots_fires_and_a_claim_may_bring_the_run(
 async def test_a_store_with_many_schedules_tells_of_all_of_them_bit_by_bit(
     store: Store, ada: Worker, clock: ManualClock
 ) -> None:
-    for n in range(35):
-        slot = await put(store, every(name=f"s{n}"))
-    until(clock, slot)
+    slots = [await put(store, every(name=f"s{n}")) for n in range(35)]
+    until(clock, slots[-1])
     for _ in range(36):
         reply = await ada.exchange()
         if not reply.due:

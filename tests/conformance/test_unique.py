@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import asyncio
 
 import msgspec
@@ -132,9 +134,8 @@ ENDS = [succeed, fail, cancel, cancel_running, miss_the_deadline, poison, delete
 @pytest.mark.parametrize("mode", [EXISTING, REPLACE])
 @pytest.mark.parametrize("end", ENDS)
 async def test_the_key_is_free_when_the_run_has_ended(
-    store: Store, ada: Worker, clock: ManualClock, mode: Unique, end: object
+    store: Store, ada: Worker, clock: ManualClock, mode: Unique, end: Callable[..., Awaitable[None]]
 ) -> None:
-    assert callable(end)
     await store.enqueue([start("a", unique=mode, timeout=60_000, max_crashes=1)])
     await end(store, ada, clock)
     assert await begin(store, start("b", unique=mode)) == Started("b", False, True)
