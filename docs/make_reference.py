@@ -157,7 +157,7 @@ def _signature(name: str, thing: Any) -> Iterator[str]:
     line = f"{prefix}{name}({', '.join(shown[0])}){shown[1]}"
     if len(line) > 100:
         line = f"{prefix}{name}(\n" + "".join(f"    {each},\n" for each in shown[0]) + f"){shown[1]}"
-    yield "```py"
+    yield "```text"
     yield line
     yield "```"
     yield ""
@@ -212,7 +212,7 @@ def _paragraphs(thing: Any) -> str:
         while code and not code[-1]:
             code.pop()
         if code:
-            lines.extend(["```py", *textwrap.dedent("\n".join(code)).splitlines(), "```", ""])
+            lines.extend(["```text", *textwrap.dedent("\n".join(code)).splitlines(), "```", ""])
             code.clear()
 
     bullet = False
@@ -222,7 +222,7 @@ def _paragraphs(thing: Any) -> str:
             code.append(line)
             continue
         end_code()
-        lines.append(line.replace("```python", "```py") if not bullet else line)
+        lines.append(line.replace("```python", "```text") if not bullet else line)
     end_code()
     return "\n".join(lines).rstrip()
 
@@ -235,10 +235,7 @@ def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Co
     if isinstance(command, click.Group):
         context = click.Context(command, info_name=path)
         for name in command.list_commands(context):
-            try:
-                inner = command.get_command(context, name)
-            except ModuleNotFoundError:
-                continue
+            inner = command.get_command(context, name)
             if inner is not None and not inner.hidden:
                 yield from _commands(inner, f"{path} {name}")
 

@@ -7,22 +7,35 @@ import os
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.errors import PerdureError
 
 T = TypeVar("T")
 
 
+class Home(Protocol):
+    """Where a call is done that sync code waits for."""
+
+    over: bool
+    """Whether nothing comes of a call any more, done or not."""
+
+    def drive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does `work` and blocks the calling thread until then."""
+        ...
+
+
 class Portal:
     """An event loop in a thread of its own, for programs that have none; begun when first needed."""
+
+    over = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def drive(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` in the portal's loop and waits for its result. After a fork the child gets a loop of its own."""
         return asyncio.run_coroutine_threadsafe(work, self._running()).result()
 
@@ -33,6 +46,9 @@ class Portal:
                 self._pid = os.getpid()
                 threading.Thread(target=self._loop.run_forever, name="perdure-portal", daemon=True).start()
             return self._loop
+
+    def __repr__(self) -> str:
+        return "PORTAL"
 
 
 PORTAL = Portal()
@@ -48,17 +64,17 @@ class Call(Coroutine[Any, Any, T]):
         receipt = run.result().wait()           # sync: a script, Flask, Django, a sync workflow
     """
 
-    __slots__ = ("_begun", "_make", "_wait", "_work", "what")
+    __slots__ = ("_begun", "_home", "_make", "_work", "what")
 
     def __init__(
         self,
         make: Callable[[], Coroutine[Any, Any, T]],
         what: str,
-        wait: Callable[[Coroutine[Any, Any, T]], T] = PORTAL.run,
+        home: Home = PORTAL,
     ) -> None:
         self.what = what
         self._make = make
-        self._wait = wait
+        self._home = home
         self._begun = False
         self._work: Coroutine[Any, Any, T] | None = None
 
@@ -73,7 +89,7 @@ class Call(Coroutine[Any, Any, T]):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return self._wait(self._begin())
+            return self._home.drive(self._begin())
         raise PerdureError(f"{self.what}: wait() would block the event loop of this thread; use await instead")
 
     def send(self, value: Any, /) -> Any:
@@ -101,7 +117,7 @@ class Call(Coroutine[Any, Any, T]):
         return f"<Call {self.what}>"
 
     def __del__(self) -> None:
-        if not self._begun:
+        if not self._begun and not self._home.over:
             warnings.warn(
                 f"{self.what} was never awaited, so it did not happen: write await (or .wait() in sync code)",
                 RuntimeWarning,

@@ -150,4 +150,4 @@ def progress(done: object, total: float | None = None, note: str | None = None) 
 
 def _call(scope: Scope, name: str, work: Callable[[str], Coroutine[Any, Any, T]]) -> Call[T]:
     key = scope.key(name)
-    return Call(lambda: work(key), key, scope.execution.wait_from_thread)
+    return Call(lambda: work(key), key, scope.execution)

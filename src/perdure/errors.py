@@ -110,6 +110,10 @@ class StepTimedOut(PerdureError, TimeoutError):
     """A step took longer than its `timeout`."""
 
 
+class StepProcessDied(PerdureError):
+    """The process that a step with `process=True` ran in ended before the step did."""
+
+
 class RunFailed(PerdureError):
     """Raised to those who wait for the result of a run that failed; `info` tells of the exception that ended it."""
 

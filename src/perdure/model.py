@@ -118,7 +118,7 @@ class Start(Struct, omit_defaults=True):
     version: str = ""
     """The version of the code that it is pinned to; "" when any will do."""
     group: str = ""
-    """Runs of one group and queue: at most the group's limit of them at a time, in order (priority, then enqueueing)."""
+    """Runs of one group and queue: at most its limit of them at a time, in order (priority, then enqueueing)."""
     group_limit: int = 1
     """The group's limit when the store has none for it."""
     group_keep: bool = True
@@ -359,6 +359,22 @@ class ScheduleRecord(Struct, kw_only=True):
     last_run: str | None = None
     declared: bool = True
     """Whether code declared it (then code's changes apply at the next worker start) or it was added at run time."""
+
+
+class Fire(Struct, omit_defaults=True):
+    """A schedule's slot fires: makes its runs and moves the schedule on, if `slot` is still the next one.
+
+    It is decided by whoever sees the slot due, from the schedule alone; the store compares and swaps, and looks whether
+    the run of an earlier slot has ended, where `overlap` depends on that. A fire that comes second does nothing, nor
+    does one for a schedule that is paused or gone. `starts` bear ids made of schedule and slot; without any the
+    schedule merely moves on. Several fires of one schedule in an exchange take effect one after the other.
+    """
+
+    name: str
+    slot: Millis
+    starts: list[Start]
+    next_slot: Millis | None
+    overlap: Overlap = Overlap.ALLOW
 
 
 class Retention(Struct, kw_only=True, frozen=True):

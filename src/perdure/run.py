@@ -74,7 +74,7 @@ class Run(Generic[R]):
         return Call(
             lambda: result_of(execution, key, self.id, self._decoder, timeout=limit, child_key=child_key),
             f"result() of run {self.id}",
-            execution.wait_from_thread,
+            execution,
         )
 
     def status(self) -> Call[RunStatus]:

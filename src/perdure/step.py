@@ -56,9 +56,7 @@ class Step(Generic[P, R]):
         definition = self.definition
         if execution.runtime.steps.get(definition.name) is not definition:
             check_step(execution.runtime.steps, definition)
-        return Call(
-            lambda: run_step(execution, scope, definition, key, args, kwargs), f"step {key}", execution.wait_from_thread
-        )
+        return Call(lambda: run_step(execution, scope, definition, key, args, kwargs), f"step {key}", execution)
 
     def __repr__(self) -> str:
         return f"<step {self.definition.name}>"

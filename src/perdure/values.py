@@ -158,8 +158,16 @@ def _untransportable(node: object) -> Iterator[object]:
 
 
 _encode = json.Encoder(enc_hook=_to_plain).encode
-_encode_stable = json.Encoder(enc_hook=_to_plain, order="deterministic").encode
+_encode_sorted = json.Encoder(enc_hook=_to_plain, order="deterministic").encode
 _pack = msgpack.Encoder(enc_hook=_to_plain).encode
+
+
+def _encode_stable(value: object) -> bytes:
+    try:
+        return _encode_sorted(value)
+    except TypeError:  # msgspec sorts dicts by str keys alone; numbers, UUIDs and the like become such first
+        plain = msgspec.to_builtins(value, str_keys=True, order="deterministic", enc_hook=_to_plain)
+        return _encode_sorted(plain)
 
 
 # --- errors; the values are only walked here, after something went wrong or might have

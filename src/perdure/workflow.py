@@ -196,7 +196,7 @@ class StartCall(Generic[P, R]):
         if scope is None:
             return Call(lambda: self._started_one(start), what)
         child = self._child(scope, start)
-        return Call(lambda: self._start_child(scope, *child), what, scope.execution.wait_from_thread)
+        return Call(lambda: self._start_child(scope, *child), what, scope.execution)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """See `Workflow.run`."""
@@ -217,7 +217,7 @@ class StartCall(Generic[P, R]):
             decoder = self._workflow.definition.signature.returns
             return await result_of(scope.execution, result_key, handle.id, decoder, child_key=key)
 
-        return Call(run_child, what, scope.execution.wait_from_thread)
+        return Call(run_child, what, scope.execution)
 
     def start_many(self, inputs: Iterable[Any]) -> Call[list[Run[R]]]:
         """See `Workflow.start_many`."""
@@ -233,7 +233,7 @@ class StartCall(Generic[P, R]):
         async def start_children() -> list[Run[R]]:
             return await asyncio.gather(*(self._start_child(scope, *child) for child in children))
 
-        return Call(start_children, what, scope.execution.wait_from_thread)
+        return Call(start_children, what, scope.execution)
 
     def start_batch(self, inputs: Iterable[Any], *, callback: Workflow[[str], Any] | None = None) -> Call[Batch[R]]:
         """See `Workflow.start_batch`."""

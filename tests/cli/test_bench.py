@@ -19,7 +19,7 @@ SIZES = {
     "drain": "--runs 20 --concurrency 5 --steps 2 --children 2 --payload-bytes 9 --repeat 1",
     "latency": "--runs 5 --payload-bytes 9",
     "enqueue": "--runs 50 --single 5 --payload-bytes 9 --repeat 2",
-    "claim": "--claimed 100 --delayed 30 --finished 150 --other-queue 20 --runs 20 --batch 10 --repeat 2",
+    "claim": "--claimed 100 --delayed 30 --finished 150 --other-queue 20 --runs 20 --batch 10",
     "waiting": "--runs 30 --wakes 3",
     "lag": "--runs 100 --seconds 0.1",
 }
@@ -93,6 +93,13 @@ def test_a_wrong_url_is_refused() -> None:
     result = CliRunner().invoke(cli, ["bench", "latency", "--url", "sqlit:///x.db"])
     assert result.exit_code == 1
     assert "did you mean 'sqlite'" in result.output
+
+
+@pytest.mark.parametrize("name", ["latency", "claim", "waiting"])
+def test_a_store_in_memory_is_refused_where_it_cannot_be_measured(name: str) -> None:
+    result = CliRunner().invoke(cli, ["bench", name, "--url", "sqlite://"])
+    assert result.exit_code == 1
+    assert "name a file" in result.output
 
 
 def test_percentiles() -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from perdure.model import (
     Checkpoint,
+    Fire,
     Json,
     Kind,
     Millis,
@@ -19,6 +20,7 @@ from perdure.model import (
     ScopeKind,
     Signal,
     Start,
+    Unique,
     Wait,
     WaitFor,
 )
@@ -33,6 +35,7 @@ from perdure.stores.base import (
     Settle,
     Store,
     To,
+    Told,
     Watch,
 )
 
@@ -78,6 +81,8 @@ def start(
     group_limit: int = 1,
     group_keep: bool = True,
     session: str = "",
+    unique: Unique | None = None,
+    labels: dict[str, str] | None = None,
 ) -> Start:
     """A run to be made; whatever a test does not care about has a plain default."""
     return Start(
@@ -96,6 +101,8 @@ def start(
         group_limit=group_limit,
         group_keep=group_keep,
         session=session,
+        unique=unique,
+        labels=labels or {},
     )
 
 
@@ -187,6 +194,8 @@ class Worker:
         saves: Sequence[Save] = (),
         settles: Sequence[Settle] = (),
         watches: Sequence[Watch] = (),
+        told: Sequence[Told] = (),
+        fires: Sequence[Fire] = (),
     ) -> Exchanged:
         self.serial += 1
         self.last = Exchange(
@@ -196,6 +205,8 @@ class Worker:
             settles=list(settles),
             slots=slots,
             watches=list(watches),
+            told=list(told),
+            fires=list(fires),
         )
         return await self.store.exchange(self.last)
 
@@ -219,8 +230,11 @@ class Worker:
         *,
         delay: Millis = 0,
         waits: Sequence[Wait] = (),
+        cause: str | None = None,
     ) -> Exchanged:
-        return await self.exchange(settles=[settle(claim, to, body, delay=delay, waits=waits)])
+        ended = settle(claim, to, body, delay=delay, waits=waits)
+        ended.cause = cause
+        return await self.exchange(settles=[ended])
 
     async def save(
         self, claim: Claim, *kept: Checkpoint, consumes: int | None = None, starts: Start | None = None

@@ -199,6 +199,7 @@ class Reference:
         if blamed and chosen.wake_at is not None:
             now = self.clock.now()
             assert now <= chosen.wake_at <= now + crash_backoff(run.shown.crashes)
+            run.shown.body = chosen.body
             self._go(run, State.SCHEDULED, chosen.wake_at)
         else:
             self._queue(run)
@@ -439,7 +440,7 @@ class Reference:
 
     def _end(self, run: Run, state: State, body: str | None) -> None:
         run.shown.body, run.shown.finished_at = body, self.clock.now()
-        run.shown.cancelling = None
+        run.shown.cancelling = run.parked_for = None
         self._go(run, state)
         for other in list(self.runs.values()):
             if any(wait.what == WaitFor.RUN and wait.target == run.id for wait in other.shown.waits):
@@ -456,10 +457,12 @@ def _before(one: Run, other: Run) -> bool:
 
 
 def _comparable(run: RunRecord) -> RunRecord:
-    """The run without what the contract leaves to the store: positions, texts of reasons, bodies of live runs."""
+    """The run without what the contract leaves to the store: positions, texts of reasons and causes, bodies of live
+    runs."""
     return replace(
         run,
         position=0,
+        cause=None,
         held=None,
         cancelling="yes" if run.cancelling and not run.state.final else None,
         waits=sorted(run.waits, key=lambda wait: wait.key),

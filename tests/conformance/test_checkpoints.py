@@ -157,12 +157,14 @@ async def test_a_save_takes_its_signal_along(store: Store, ada: Worker) -> None:
 
 
 async def test_a_refused_save_takes_no_signal(store: Store, ada: Worker) -> None:
-    await store.enqueue([start("r")])
+    await store.enqueue([start("r"), start("good")])
     await store.signal(message("r"))
-    claim = await ada.claim_one()
+    claim, good = await ada.claim(2)
     forged = with_token(claim, claim.token + 100)
-    await ada.save(forged, checkpoint("got"), consumes=claim.signals[0].position)
-    assert len(await store.signals("r")) == 1
+    taking = save(forged, checkpoint("got"), consumes=claim.signals[0].position)
+    for saves in ([taking], [save(good, checkpoint("k")), taking]):
+        assert (await ada.exchange(saves=saves)).refused == [forged.token]
+        assert len(await store.signals("r")) == 1
 
 
 async def test_a_signal_of_another_run_is_not_taken(store: Store, ada: Worker) -> None:
@@ -205,10 +207,13 @@ async def test_a_child_that_exists_is_left_as_it_is(store: Store, ada: Worker) -
 
 
 async def test_a_refused_save_makes_no_child(store: Store, ada: Worker) -> None:
-    await store.enqueue([start("parent")])
-    claim = await ada.claim_one()
-    await ada.save(with_token(claim, claim.token + 100), checkpoint("c"), starts=start("child"))
-    assert await store.load("child") is None
+    await store.enqueue([start("parent"), start("good")])
+    claim, good = await ada.claim(2)
+    forged = with_token(claim, claim.token + 100)
+    making = save(forged, checkpoint("c"), starts=start("child"))
+    for saves in ([making], [save(good, checkpoint("k")), making]):
+        assert (await ada.exchange(saves=saves)).refused == [forged.token]
+        assert await store.load("child") is None
 
 
 async def test_a_hundred_children_are_made_in_order(store: Store, ada: Worker) -> None:

@@ -13,7 +13,6 @@ from conformance.kit import (
     ManualClock,
     Worker,
     checkpoint,
-    for_run,
     for_signal,
     ids,
     message,
@@ -24,8 +23,8 @@ from conformance.kit import (
     watch,
     worker,
 )
-from perdure.model import Outcome, State, crash_backoff, poisoned
-from perdure.stores.base import Claim, Keeper, Store, To
+from perdure.model import Outcome, State
+from perdure.stores.base import Keeper, Store, To
 
 pytestmark = pytest.mark.anyio
 
@@ -39,18 +38,6 @@ def keeper(store: Store, ada: Worker) -> Iterator[Keeper]:
 
 async def renew(keeper: Keeper) -> bool:
     return await asyncio.to_thread(keeper.renew)
-
-
-async def crash(store: Store, run_id: str, *, times: int, clock: ManualClock) -> Claim | None:
-    """Lets workers die with the run until it has crashed so often; then claims it, unless it has ended."""
-    for _ in range(times):
-        doomed = await worker(store)
-        claim = await doomed.claim_one()
-        assert claim.id == run_id
-        await store.bury(doomed.name)
-        clock.advance(ms=60_000)
-    claims = await (await worker(store)).claim(1)
-    return claims[0] if claims else None
 
 
 async def test_every_incarnation_has_an_id_of_its_own(store: Store, clock: ManualClock) -> None:
@@ -265,87 +252,6 @@ async def test_a_worker_that_starts_again_under_its_name_is_another_incarnation(
     claim = await again.claim_one()
     assert (await ada.exchange()).gone
     assert (await again.settle(claim, body="1")).refused == []
-
-
-async def test_the_first_crash_costs_no_time(store: Store, clock: ManualClock) -> None:
-    await store.enqueue([start("r")])
-    doomed = await worker(store)
-    await doomed.claim_one()
-    await store.bury(doomed.name)
-    run = await record(store, "r")
-    assert (run.state, run.wake_at) == (State.QUEUED, None)
-
-
-@pytest.mark.parametrize("crashes", [2, 3, 4])
-async def test_from_the_second_crash_on_a_run_stays_away_for_a_while(
-    store: Store, clock: ManualClock, crashes: int
-) -> None:
-    await store.enqueue([start("r")])
-    assert await crash(store, "r", times=crashes - 1, clock=clock)
-    [doomed] = [live for live in await store.workers() if live.running]
-    await store.bury(doomed.name)
-    run = await record(store, "r")
-    assert (run.crashes, run.attempt) == (crashes, crashes + 1)
-    due = run.wake_at or clock.now()
-    assert clock.now() <= due <= clock.now() + crash_backoff(crashes)
-    clock.advance(ms=due - clock.now())
-    claim = await (await worker(store)).claim_one()
-    assert (claim.crashes, claim.cut_off) == (crashes, True)
-
-
-async def test_runs_that_crashed_together_come_back_apart(store: Store, clock: ManualClock) -> None:
-    await store.enqueue([start(f"r{n}") for n in range(30)])
-    for _ in range(2):
-        doomed = await worker(store)
-        assert len(await doomed.claim()) == 30
-        await store.bury(doomed.name)
-    assert len({(await record(store, f"r{n}")).wake_at for n in range(30)}) > 5
-
-
-async def test_a_run_that_ends_its_worker_too_often_fails(store: Store, clock: ManualClock) -> None:
-    await store.enqueue([start("r", max_crashes=3)])
-    assert await crash(store, "r", times=3, clock=clock) is None
-    run = await record(store, "r")
-    assert (run.state, run.crashes, run.body) == (State.FAILED, 3, poisoned(3))
-    assert run.finished_at is not None and (run.wake_at, run.worker) == (None, None)
-
-
-async def test_a_run_that_may_not_crash_at_all_fails_at_the_first(store: Store, ada: Worker, bob: Worker) -> None:
-    await store.enqueue([start("r", max_crashes=1), start("parent")])
-    _, parent = await ada.claim(2)
-    await ada.park(parent, for_run("r"))
-    await store.bury(ada.name)
-    claim = await bob.claim_one()
-    assert [(end.id, end.body) for end in claim.ended] == [("r", poisoned(1))]
-
-
-async def test_the_blame_goes_to_those_that_crashed_most(store: Store, ada: Worker, bob: Worker) -> None:
-    await store.enqueue([start("bad")])
-    await ada.claim_one()
-    await store.bury(ada.name)
-    await store.enqueue([start("good"), start("fine")])
-    assert ids(await bob.claim()) == ["bad", "good", "fine"]
-    await store.bury(bob.name)
-    runs = [await record(store, run_id) for run_id in ("bad", "good", "fine")]
-    assert [(run.crashes, run.attempt) for run in runs] == [(2, 3), (0, 2), (0, 2)]
-    assert [run.state for run in runs[1:]] == [State.QUEUED, State.QUEUED]
-    claims = await (await worker(store)).claim()
-    assert all(claim.cut_off for claim in claims if claim.id in ("good", "fine"))
-
-
-async def test_each_dead_worker_has_its_own_to_blame(store: Store, clock: ManualClock) -> None:
-    await store.enqueue([start("bad")])
-    first = await worker(store)
-    await first.claim_one()
-    await store.bury(first.name)
-    await store.enqueue([start("good"), start("alone")])
-    two, three = await worker(store), await worker(store)
-    assert ids(await two.claim(2)) == ["bad", "good"]
-    assert ids(await three.claim(2)) == ["alone"]
-    clock.advance(ms=LEASE)
-    assert await store.reclaim() == 3
-    crashes = {run_id: (await record(store, run_id)).crashes for run_id in ("bad", "good", "alone")}
-    assert crashes == {"bad": 2, "good": 0, "alone": 1}
 
 
 async def test_a_reclaimed_run_keeps_its_place(store: Store, ada: Worker, bob: Worker) -> None:

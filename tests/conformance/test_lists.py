@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.conftest import Backend, MakeStore
 from conformance.kit import (
     BILL,
     DAY,
@@ -213,7 +214,7 @@ async def test_another_process_sees_what_was_committed(store: Store, other: Stor
     assert await other.load("r") == await store.load("r")
 
 
-async def test_what_was_stored_is_there_after_closing(make_store, backend) -> None:  # type: ignore[no-untyped-def]
+async def test_what_was_stored_is_there_after_closing(make_store: MakeStore, backend: Backend) -> None:
     if not backend.shared:
         pytest.skip("this store lives as long as it is open")
     first = await make_store()

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 import pytest
@@ -15,7 +16,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -40,16 +40,33 @@ from conformance.kit import (
 )
 from conformance.reference import Reference, Run
 from perdure.errors import RunEnded, RunNotEnded
-from perdure.model import Json, Kind, Limits, Outcome, RunRecord, Scope, Signal, Start, State, Wait
+from perdure.model import Json, Kind, Limits, Outcome, RunRecord, Signal, Start, State, Wait
 from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Save, Settle, To, Watch
 
 T = TypeVar("T")
+SEED = st.integers(0, 2**20)
 
 LANES = [([DEFAULT, URGENT], [SHIP, BILL]), ([DEFAULT], [SHIP, BILL]), ([DEFAULT, URGENT], [SHIP])]
 LEASES = [3_000, 60_000, 600_000]
 NAMES = ["approve", "reject"]
 SCOPES = [EVERYTHING, of_queue(), of_workflow(), of_group("g"), of_group("h")]
-DELAYS = st.sampled_from([0, 1, 500, 3_000, 60_000])
+DELAYS = [0, 1, 500, 3_000, 60_000]
+OFTEN = {
+    "enqueue": 3,
+    "signal": 3,
+    "cancel": 1,
+    "retry": 1,
+    "set_limits": 1,
+    "pause": 1,
+    "start_worker": 1,
+    "claim": 3,
+    "work": 7,
+    "exchange_again": 2,
+    "write_late": 1,
+    "time_passes": 3,
+    "live_or_die": 2,
+}
+"""How often each thing happens, beside the others."""
 
 
 class Incarnation:
@@ -97,65 +114,65 @@ class StoreMachine(RuleBasedStateMachine):
         self.bodies += 1
         return f'"body {self.bodies}"'
 
-    def some_run(self, data: st.DataObject) -> Run:
-        return self.reference.runs[data.draw(st.sampled_from(list(self.reference.runs)))]
+    def some_run(self, rng: Random) -> Run:
+        return self.reference.runs[rng.choice(list(self.reference.runs))]
 
-    def some_worker(self, data: st.DataObject) -> Incarnation:
-        return data.draw(st.sampled_from(self.workers))
+    def some_worker(self, rng: Random) -> Incarnation:
+        return rng.choice(self.workers)
 
-    def some_start(self, data: st.DataObject, parent: str | None = None) -> Start:
+    def some_start(self, rng: Random, parent: str | None = None) -> Start:
         return Start(
-            id=data.draw(st.sampled_from([f"r{len(self.reference.runs)}"] * 4 + list(self.reference.runs)[-2:])),
-            workflow=data.draw(st.sampled_from([SHIP, BILL])),
-            queue=data.draw(st.sampled_from([DEFAULT, DEFAULT, URGENT])),
+            id=rng.choice([f"r{len(self.reference.runs)}"] * 4 + list(self.reference.runs)[-2:]),
+            workflow=rng.choice([SHIP, BILL]),
+            queue=rng.choice([DEFAULT, DEFAULT, URGENT]),
             input=self.body(),
-            priority=data.draw(st.integers(-1, 1)),
-            delay=data.draw(st.sampled_from([None, None, None, 0, 1, 500, 5_000])),
-            timeout=data.draw(st.sampled_from([None, None, None, 3_000, 30_000])),
-            max_crashes=data.draw(st.sampled_from([1, 2, 5])),
+            priority=rng.randint(-1, 1),
+            delay=rng.choice([None, None, None, 0, 1, 500, 5_000]),
+            timeout=rng.choice([None, None, None, 3_000, 30_000]),
+            max_crashes=rng.choice([1, 3, 5, 5]),
             parent=parent,
-            group=data.draw(st.sampled_from(["", "", "g", "h"])),
-            group_limit=data.draw(st.sampled_from([1, 1, 2])),
-            group_keep=data.draw(st.booleans()),
-            session=data.draw(st.sampled_from(["", "", "", "s", "t"])),
+            group=rng.choice(["", "", "g", "h"]),
+            group_limit=rng.choice([1, 1, 2]),
+            group_keep=rng.random() < 0.5,
+            session=rng.choice(["", "", "", "s", "t"]),
         )
 
-    def some_waits(self, data: st.DataObject) -> list[Wait]:
-        at = st.none() | DELAYS.map(lambda delay: self.clock.now() + delay)
-        waits = [for_signal(name, at=data.draw(at)) for name in sorted(data.draw(st.sets(st.sampled_from(NAMES))))]
-        waits += [
-            for_run(target, at=data.draw(at))
-            for target in data.draw(st.sets(st.sampled_from(list(self.reference.runs))))
-        ]
-        if not waits or data.draw(st.booleans()):
-            waits.append(for_timer(self.clock.now() + data.draw(DELAYS)))
+    def some_waits(self, rng: Random) -> list[Wait]:
+        def limit() -> int | None:
+            return rng.choice([None, None, self.clock.now() + rng.choice(DELAYS)])
+
+        waits = [for_signal(name, at=limit()) for name in NAMES if rng.random() < 0.4]
+        targets = list(self.reference.runs)[-6:]
+        waits += [for_run(target, at=limit()) for target in targets if rng.random() < 0.3]
+        if not waits or rng.random() < 0.2:
+            waits.append(for_timer(self.clock.now() + rng.choice(DELAYS)))
         return waits
 
-    def some_save(self, data: st.DataObject, claim: Claim) -> Save:
+    def some_save(self, rng: Random, claim: Claim) -> Save:
         run = self.reference.runs[claim.id]
         taken: int | None = None
         child: Start | None = None
-        if run.signals and data.draw(st.booleans()):
+        if run.signals and rng.random() < 0.5:
             taken = run.signals[0].position
-        elif data.draw(st.integers(0, 3)) == 0:
-            child = self.some_start(data, parent=run.id)
+        elif rng.random() < 0.25:
+            child = self.some_start(rng, parent=run.id)
         kept = checkpoint(
-            data.draw(st.sampled_from("abcd")),
+            rng.choice("abcd"),
             self.body(),
             kind=Kind.SIGNAL if taken else Kind.CHILD if child else Kind.STEP,
-            outcome=data.draw(st.sampled_from(Outcome)),
+            outcome=rng.choice(list(Outcome)),
         )
         return Save(ref=claim.ref, token=claim.token, checkpoint=kept, consumes=taken, starts=child)
 
-    def some_settle(self, data: st.DataObject, claim: Claim) -> Settle:
-        to = data.draw(st.sampled_from([*To, To.PARK, To.PARK]))
+    def some_settle(self, rng: Random, claim: Claim) -> Settle:
+        to = rng.choice([*To, To.PARK, To.PARK])
         return Settle(
             ref=claim.ref,
             token=claim.token,
             to=to,
             body=self.body(),
-            delay=data.draw(DELAYS) if to == To.RETRY else 0,
-            waits=self.some_waits(data) if to == To.PARK else [],
+            delay=rng.choice(DELAYS) if to == To.RETRY else 0,
+            waits=self.some_waits(rng) if to == To.PARK else [],
         )
 
     def owns(self, worker: Incarnation, claim: Claim) -> bool:
@@ -199,29 +216,27 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- clients
 
-    @initialize(data=st.data())
-    def begin(self, data: st.DataObject) -> None:
+    @initialize(seed=SEED)
+    def begin(self, seed: int) -> None:
+        rng = Random(seed)
         self.observer = self.register(LANES[0], 10**12)
-        self.start_worker(LANES[0], LEASES[2])
-        self.start_worker(LANES[0], LEASES[1])
-        self.enqueue(data, 4)
-        self.claim(data, 4)
-        if data.draw(st.booleans()):
-            self.live_or_die(data, "dies")
-            self.claim(data, 4)
+        self.workers.append(self.register(LANES[0], LEASES[2]))
+        self.enqueue(rng)
 
-    @rule(data=st.data(), number=st.integers(1, 4))
-    def enqueue(self, data: st.DataObject, number: int) -> None:
-        starts = [self.some_start(data) for _ in range(number)]
+    @rule(what=st.sampled_from([what for what, weight in OFTEN.items() for _ in range(weight)]), seed=SEED)
+    def step(self, what: str, seed: int) -> None:
+        """Something happens, if it can. Its details come from a seed, which is the same in each replay."""
+        getattr(self, what)(Random(seed))
+
+    def enqueue(self, rng: Random) -> None:
+        starts = [self.some_start(rng) for _ in range(rng.randint(1, 4))]
         theirs = self.run(self.store.enqueue(starts))
         for answer, expected in zip(theirs, self.reference.enqueue(starts), strict=True):
             assert (answer.id, answer.existed) == (expected.id, expected.existed)
             assert answer.same == expected.same or not answer.existed
 
-    @precondition(lambda self: self.reference.runs)
-    @rule(data=st.data(), name=st.sampled_from(NAMES), number=st.integers(0, 9))
-    def signal(self, data: st.DataObject, name: str, number: int) -> None:
-        run = self.some_run(data)
+    def signal(self, rng: Random) -> None:
+        run, name, number = self.some_run(rng), rng.choice(NAMES), rng.randint(0, 5)
         sent = Signal(id=f"{run.id}:{name}:{number}", run_id=run.id, name=name, body=f'"{number}"')
         if run.shown.state.final and sent.id not in run.delivered:
             with pytest.raises(RunEnded):
@@ -230,16 +245,14 @@ class StoreMachine(RuleBasedStateMachine):
             self.run(self.store.signal(sent))
             self.reference.signal(sent)
 
-    @precondition(lambda self: self.reference.runs)
-    @rule(data=st.data(), cancels=st.booleans())
-    def operate(self, data: st.DataObject, cancels: bool) -> None:
-        """Somebody cancels a run, or retries it."""
-        run = self.some_run(data)
-        if cancels and not run.shown.state.final:
+    def cancel(self, rng: Random) -> None:
+        run = self.some_run(rng)
+        if not run.shown.state.final:
             assert self.run(self.store.cancel(run.id, "x")) == self.reference.cancel(run.id, "x")
-        if cancels:
-            return
-        key = data.draw(st.none() | st.sampled_from(sorted(run.checkpoints))) if run.checkpoints else None
+
+    def retry(self, rng: Random) -> None:
+        run = self.some_run(rng)
+        key = rng.choice([None, None, *run.checkpoints])
         if not run.shown.state.final:
             with pytest.raises(RunNotEnded):
                 self.run(self.store.retry(run.id, from_key=key))
@@ -247,89 +260,75 @@ class StoreMachine(RuleBasedStateMachine):
             self.run(self.store.retry(run.id, from_key=key))
             self.reference.retry(run.id, key)
 
-    @rule(scope=st.sampled_from(SCOPES), running=st.sampled_from([None, 1, 2, 4]))
-    def set_limits(self, scope: Scope, running: int | None) -> None:
-        held = self.run(self.store.set_limits(scope, Limits(running), "ada"))
-        self.reference.turns.set(scope, Limits(running), held.paused)
+    def set_limits(self, rng: Random) -> None:
+        scope, limits = rng.choice(SCOPES), Limits(rng.choice([None, 1, 2, 4]))
+        held = self.run(self.store.set_limits(scope, limits, "ada"))
+        self.reference.turns.set(scope, limits, held.paused)
 
-    @rule(scope=st.sampled_from(SCOPES), paused=st.sampled_from([True, False, False]))
-    def pause(self, scope: Scope, paused: bool) -> None:
+    def pause(self, rng: Random) -> None:
+        scope, paused = rng.choice(SCOPES), rng.random() < 0.3
         held = self.run(self.store.pause(scope, "ada", paused=paused))
         self.reference.turns.set(scope, held.limits, paused)
 
     # --- workers
 
-    @precondition(lambda self: len(self.workers) < 3)
-    @rule(lanes=st.sampled_from(LANES), lease=st.sampled_from(LEASES), sessions=st.integers(0, 2))
-    def start_worker(self, lanes: tuple[list[str], list[str]], lease: int, sessions: int = 2) -> None:
-        self.workers.append(self.register(lanes, lease, sessions))
+    def start_worker(self, rng: Random) -> None:
+        if len(self.workers) < 3:
+            self.workers.append(self.register(rng.choice(LANES), rng.choice(LEASES), rng.randint(0, 2)))
 
-    @rule(data=st.data(), slots=st.sampled_from([4, 1, 2, 3]))
-    def claim(self, data: st.DataObject, slots: int) -> None:
-        worker = self.some_worker(data)
-        self.say(worker, self.next_exchange(worker, slots))
 
-    def work(self, data: st.DataObject, slots: int) -> None:
-        """One wake of a worker that owns runs: saves, settles, watches and claims."""
+    def claim(self, rng: Random) -> None:
+        worker = self.some_worker(rng)
+        self.say(worker, self.next_exchange(worker, rng.randint(1, 4)))
+
+    def work(self, rng: Random) -> None:
+        """One wake of a worker, preferably one that owns runs: saves, settles, watches and claims."""
         busy = [worker for worker in self.workers if self.reference.owned(worker.id)]
-        worker = data.draw(st.sampled_from(busy))
-        said = self.next_exchange(worker, slots)
+        worker = rng.choice(busy or self.workers)
+        said = self.next_exchange(worker, rng.randint(0, 2))
         for claim in [claim for owner, claim in self.claims if owner is worker and self.owns(worker, claim)]:
-            saves = [self.some_save(data, claim) for _ in range(data.draw(st.sampled_from([0, 0, 1, 2])))]
+            saves = [self.some_save(rng, claim) for _ in range(rng.choice([0, 0, 0, 1, 2]))]
             # Two saves of one batch do not take the same signal.
             said.saves += [save for n, save in enumerate(saves) if n == 0 or save.consumes is None]
-            if data.draw(st.booleans()):
-                said.settles.append(self.some_settle(data, claim))
+            if rng.random() < 0.5:
+                said.settles.append(self.some_settle(rng, claim))
             else:
-                wait = for_signal(data.draw(st.sampled_from(NAMES)))
+                wait = for_signal(rng.choice(NAMES))
                 said.watches.append(Watch(ref=claim.ref, token=claim.token, wait=wait))
         self.say(worker, said)
 
-    @precondition(lambda self: any(run.owner for run in self.reference.runs.values()))
-    @rule(data=st.data(), slots=st.integers(0, 3))
-    def carry_on(self, data: st.DataObject, slots: int) -> None:
-        """Twice the same rule: what goes on most of the time should go on most of the time here."""
-        self.work(data, slots)
-
-    @precondition(lambda self: any(run.owner for run in self.reference.runs.values()))
-    @rule(data=st.data(), slots=st.integers(0, 3))
-    def carry_on_too(self, data: st.DataObject, slots: int) -> None:
-        self.work(data, slots)
-
-    @precondition(lambda self: any(worker.last for worker in self.workers))
-    @rule(data=st.data())
-    def exchange_again(self, data: st.DataObject) -> None:
+    def exchange_again(self, rng: Random) -> None:
         """The reply was lost, and the worker repeats what it said: it gets the same, and nothing happens twice."""
-        worker = data.draw(st.sampled_from([worker for worker in self.workers if worker.last]))
-        assert worker.last is not None and worker.reply is not None
+        worker = self.some_worker(rng)
+        if worker.last is None or worker.reply is None:
+            return
         said = replace(worker.last, repeated=True)
         reply = self.run(self.store.exchange(said))
         self.claims += [(worker, claim) for claim in self.reference.repeat(said, reply, worker.reply)]
         worker.reply = reply
         self.look()
 
-    @precondition(lambda self: any(not self.owns(*claim) for claim in self.claims))
-    @rule(data=st.data(), saves=st.booleans())
-    def write_late(self, data: st.DataObject, saves: bool) -> None:
+    def write_late(self, rng: Random) -> None:
         """A claim that owns nothing any more writes nothing, whether its worker lives or not."""
         stale = [(worker, claim) for worker, claim in self.claims if not self.owns(worker, claim)]
-        worker, claim = data.draw(st.sampled_from(stale[-10:]))
+        if not stale:
+            return
+        worker, claim = rng.choice(stale[-10:])
         said = self.next_exchange(worker, 1)
-        if saves:
-            said.saves.append(self.some_save(data, claim))
+        if rng.random() < 0.5:
+            said.saves.append(self.some_save(rng, claim))
         else:
-            said.settles.append(self.some_settle(data, claim))
+            said.settles.append(self.some_settle(rng, claim))
         self.say(worker, said)
 
-    @rule(ms=st.sampled_from([1, 500, 1_000, 5_000, 50_000]))
-    def time_passes(self, ms: int) -> None:
-        self.clock.advance(ms=ms)
+    def time_passes(self, rng: Random) -> None:
+        self.clock.advance(ms=rng.choice([1, 500, 500, 1_000, 5_000, 50_000]))
 
-    @rule(data=st.data(), how=st.sampled_from(["renews", "renews", "is silent", "dies", "retires"]))
-    def live_or_die(self, data: st.DataObject, how: str) -> None:
+    def live_or_die(self, rng: Random) -> None:
         """A worker renews, lets its lease end, is seen to die by its supervisor, or hands back in good order."""
-        worker = data.draw(st.sampled_from(self.workers + self.gone[-1:]))
+        worker = rng.choice(self.workers + self.gone[-1:])
         known = self.reference.workers.get(worker.id)
+        how = rng.choice(["renews", "is silent", "dies", "dies", "retires"])
         if how == "renews":
             keeper = self.store.keeper(worker.id, worker.lease)
             assert keeper.renew() == (known is not None)
@@ -355,7 +354,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.gone += [worker for worker in self.workers if worker.id not in self.reference.workers]
         self.workers = [worker for worker in self.workers if worker.id in self.reference.workers]
         if not self.workers:
-            self.start_worker(LANES[0], LEASES[2])
+            self.workers.append(self.register(LANES[0], LEASES[2]))
 
     # --- what holds after each step
 
@@ -404,10 +403,10 @@ def test_a_store_does_what_the_model_does(backend: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=70,
-            stateful_step_count=40,
+            max_examples=100,
+            stateful_step_count=60,
             deadline=None,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=[HealthCheck.too_slow],
             report_multiple_bugs=False,
         ),
     )

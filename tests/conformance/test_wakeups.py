@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -39,7 +39,7 @@ class Alarm:
 
 
 @asynccontextmanager
-async def subscribed(store: Store, topic: Topic) -> AsyncIterator[Alarm]:
+async def subscribed(store: Store, topic: Topic) -> AsyncGenerator[Alarm]:
     alarm = Alarm()
     subscription = await store.subscribe(topic, alarm.ring)
     try:

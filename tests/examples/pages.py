@@ -110,8 +110,7 @@ class Reader:
             for process in self._background:
                 process.send_signal(signal.SIGTERM)
             for process in self._background:
-                output, _ = process.communicate(timeout=30)
-                print(output)
+                print(process.communicate(timeout=30)[0])
             for app in {value for value in vars(self._module).values() if isinstance(value, App)}:
                 self._runner.run(_close(app))
         finally:
@@ -183,21 +182,24 @@ class Reader:
         commands = [line for line in block.code.splitlines() if line and not line.startswith(("#", " "))]
         if not commands or not all(line.split()[0] in _RUNNABLE for line in commands):
             return
-        where = {"cwd": self._directory, "env": self._environment, "text": True}
         if block.mark("background") is not None:
-            for command in commands:
-                self._background.append(
-                    subprocess.Popen(
-                        ["bash", "-c", f"exec {command}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **where
-                    )
-                )
+            self._background += [self._process(f"exec {command}") for command in commands]
             return
-        done = subprocess.run(
-            ["bash", "-e", "-c", block.code], capture_output=True, timeout=60, check=False, **where
-        )  # fmt: skip
-        print(done.stdout, done.stderr)
+        process = self._process(block.code)
+        output = process.communicate(timeout=60)[0]
+        print(output)
         expected = int(block.mark("exit") or 0)
-        assert done.returncode == expected, f"{self._page.name}:{block.line}: {done.stdout}{done.stderr}"
+        assert process.returncode == expected, f"{self._page.name}:{block.line}: {output}"
+
+    def _process(self, script: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", "-e", "-c", script],
+            cwd=self._directory,
+            env=self._environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
 
 @contextmanager

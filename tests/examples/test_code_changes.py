@@ -171,6 +171,46 @@ async def test_two_steps_may_change_places(url: str) -> None:
     assert calls == ["first", "second"]
 
 
+async def test_a_call_of_the_same_step_before_another_one_is_noticed_unless_it_has_a_key(url: str) -> None:
+    def version_2(app: App, *, key: str | None = None) -> Any:
+        @app.workflow
+        async def flow(text: str) -> str:
+            zero = await (first.options(key=key) if key else first)("zero")
+            one = await first(text)
+            await wait_signal("go")
+            return await second(zero + one)
+
+        return flow
+
+    run_id = await in_flight(url, version_1, "a")
+    with pytest.raises(RunFailed, match="ArgumentsChanged"):
+        await goes_on(url, version_2, run_id)
+
+    app = App(url)
+    version_2(app, key="zero")
+    async with deployed(app):
+        await app.run(run_id).retry()
+        assert await app.run(run_id).result(timeout=10) == "ZEROA!"
+
+
+async def test_runs_stay_on_the_queue_on_which_they_were_started(url: str) -> None:
+    def version_2(app: App) -> Any:
+        @app.workflow(queue="other")
+        async def flow(text: str) -> str:
+            return text
+
+        return flow
+
+    run_id = await in_flight(url, version_1, "a")
+    app = App(url)
+    version_2(app)
+    async with deployed(app):
+        await app.run(run_id).signal("go")
+        assert "no live worker serves queue default" in await app.run(run_id).why()
+        async with app.worker(queues=["default"]):
+            assert await app.run(run_id).result(timeout=10) == "a"
+
+
 async def test_changed_arguments_fail_the_run_and_a_retry_with_the_old_code_goes_on(url: str) -> None:
     def version_2(app: App) -> Any:
         @app.workflow
@@ -251,15 +291,15 @@ class Result2WithDefault:
     size: int = 0
 
 
-def returning(kind: Any) -> Callable[[App], Any]:
+def returning(kind: type[Any]) -> Callable[[App], Any]:
     @step(name="make")
-    async def make() -> kind:
+    async def make() -> kind:  # pyright: ignore[reportInvalidTypeForm]
         calls.append("make")
         return Result1("a")
 
     def version(app: App) -> Any:
         @app.workflow
-        async def flow() -> kind:
+        async def flow() -> kind:  # pyright: ignore[reportInvalidTypeForm]
             made = await make()
             await wait_signal("go")
             return made

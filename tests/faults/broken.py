@@ -63,6 +63,8 @@ class Switched(Wrapper):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.on = True
+        self.dead_verbs: set[str] = set()
+        """Verbs that fail though it is on."""
         self.failed: Counter[str] = Counter()
         self.back: dict[str, float] = {}
         """By verb, how long after the store was back the first call succeeded."""
@@ -87,7 +89,7 @@ class Switched(Wrapper):
         return result
 
     def check(self, verb: str) -> None:
-        if not self.on:
+        if not self.on or verb in self.dead_verbs:
             self.failed[verb] += 1
             raise StoreUnavailable("the store is switched off")
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 
-from perdure import App, Retry, Run, Workflow, current_run, sleep, step, wait_signal
+from perdure import App, Retry, Run, Workflow, current_run, sleep, sleep_until, step, wait_signal
 
 LOG = "FAULTS_LOG"
 """The environment variable with the log's path."""
@@ -57,6 +58,12 @@ async def add(a: int, b: int) -> int:
 
 
 @step
+async def note(number: int) -> int:
+    _ran()
+    return number
+
+
+@step
 def double(a: int) -> int:
     _ran()
     time.sleep(_SLICE)
@@ -99,6 +106,13 @@ async def block(seconds: float, spin: bool) -> int:
     else:
         time.sleep(seconds)
     return os.getpid()
+
+
+@step
+def never_return() -> None:
+    _ran()
+    while True:
+        time.sleep(1)
 
 
 @step
@@ -163,6 +177,17 @@ class Flows:
             return value
 
         @app.workflow
+        async def long_past(steps: int) -> int:
+            """Has many small steps behind it, then waits at a gate."""
+            for number in range(steps):
+                await note(number)
+            return await hold("gate")
+
+        @app.workflow
+        async def deaf() -> None:
+            await never_return()
+
+        @app.workflow
         async def timed() -> int:
             """Sleeps, is tried again after a while, waits for a signal that comes late."""
             await sleep(0.5)
@@ -175,28 +200,32 @@ class Flows:
             return [await wait_signal("number", int) for _ in range(3)]
 
         @app.workflow
-        async def parked(until: float, name: str) -> str:
-            """Away until a time (seconds since the epoch), or until a signal when that is 0."""
-            if until:
-                await sleep(max(0.0, until - await now()))
-            else:
-                await wait_signal("wake")
-            return name
+        async def parked(until: datetime | None) -> str:
+            """Away until a time, or until a signal."""
+            if until is None:
+                return await wait_signal("wake", str)
+            await sleep_until(until)
+            return "slept"
 
+        @app.workflow(queue="limited", group=lambda n, group: group or f"alone-{n}", group_limit=2)
+        async def visiting(n: int, group: str) -> None:
+            """Says when it is inside; a visit is short, and its code has nothing behind it when it is tried again."""
+            log("in", n, group or "-")
+            await asyncio.sleep(_SLICE)
+            log("out", n, group or "-")
+
+        self.visiting = visiting
         self.leaf: Workflow[[int], int] = leaf
         self.journey: Workflow[[int], int] = journey
         self.holding = holding
         self.blocking = blocking
         self.poison = poison
         self.working = working
+        self.long_past = long_past
+        self.deaf = deaf
         self.timed = timed
         self.asking = asking
         self.parked = parked
-
-
-@step
-async def now() -> float:
-    return time.time()
 
 
 def journey_result(n: int) -> int:

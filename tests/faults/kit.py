@@ -6,18 +6,23 @@ import asyncio
 import inspect
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import perdure
 from faults.flows import GATES, LOG, Flows
 from perdure import App
 from perdure.model import RunQuery, RunRecord, State
+from perdure.stores.base import Store
+
+W = TypeVar("W")
 
 PATIENCE = 60.0
 """Seconds until a test that waits gives up: a guard against hanging, never a measure."""
@@ -130,6 +135,7 @@ class World:
         self.log = Log(directory / "log")
         self.gates = directory / "gates"
         self.gates.mkdir()
+        self._temporary = tempfile.mkdtemp(prefix="pf-")  # a short path, as sockets have; the killed leave theirs there
         self.app = App(url)
         self.flows = Flows(self.app)
         self.processes: list[Process] = []
@@ -143,13 +149,13 @@ class World:
         *,
         command: Sequence[str] | None = None,
         env: dict[str, str] | None = None,
-        user: int | None = None,
     ) -> Process:
         """Starts a process that knows the store, the log and the gates."""
         source = str(Path(perdure.__file__).parent.parent)
         paths = [source, *filter(None, [(env or {}).get("PYTHONPATH")])]
         environment = {
             **os.environ,
+            "TMPDIR": self._temporary,
             **(env or {}),
             "PYTHONPATH": os.pathsep.join(reversed(paths)),
             "FAULTS_URL": self.url,
@@ -166,7 +172,6 @@ class World:
                     stdout=errors,
                     stderr=errors,
                     start_new_session=True,
-                    user=user,
                 )
             )
         finally:
@@ -198,12 +203,19 @@ class World:
         """Lets those pass that wait at a gate, in all processes or in one."""
         (self.gates / (gate if process is None else f"{gate}.{process.pid}")).touch()
 
+    async def behind(self, wrap: Callable[[Store], W]) -> W:
+        """Puts a wrapper around the store that the app in the test's process uses."""
+        wrapper = wrap(await self.app.client.store())
+        self.app.client._store = cast(Store, wrapper)
+        return wrapper
+
     async def close(self) -> None:
         for process in self.processes:
             if process.code is None:
                 process.thaw()
                 process.kill()
         await self.app.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     # --- what is in the store
 

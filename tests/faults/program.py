@@ -9,10 +9,10 @@ import asyncio
 import json
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +31,46 @@ async def worker(options: dict[str, Any]) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     loop.add_signal_handler(signal.SIGUSR1, lambda: tell(loop))
+    if (limit := options.pop("limit", None)) is not None:
+        app.limits.declare(queue="limited", running=limit)
+    if (every := options.pop("every", None)) is not None:
+        app.schedule(every=every, name="leaves", args=(1,))(flows.leaf)
     async with app, app.worker(**options):
-        log("serving")
+        log("serving", time.time())
         await ended.wait()
     log("ended")
 
 
 def tell(loop: asyncio.AbstractEventLoop) -> None:
-    """Writes down what this process holds: tasks, threads, open files, kilobytes."""
+    """Writes down what this process holds: tasks, threads, open files, kilobytes of its own (mapped files apart)."""
     files = len(os.listdir("/proc/self/fd"))
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    memory = status["RssAnon"].split()[0]
     log("holds", len(asyncio.all_tasks(loop)), threading.active_count(), files, memory)
+
+
+def lost_loop(options: dict[str, Any]) -> None:
+    """A process that lives on though the event loop of its worker does not."""
+    loop = asyncio.new_event_loop()
+    worker = app.worker(**options)
+
+    async def begin() -> None:
+        await worker.start()
+        while not worker.running:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+
+    loop.run_until_complete(begin())
+    loop.close()
+    log("lost")
+    time.sleep(3600)
 
 
 async def start(options: dict[str, Any]) -> None:
     """Starts journeys, `many` with one call, as often as `times` says; tells what came of each call."""
+    if options.get("user") is not None:
+        await asyncio.to_thread(int)  # which imports what it needs, while the interpreter's files can be read
+        os.setuid(options["user"])
     async with app:
         log("starting")
         for number in range(options.get("times", 1)):
@@ -58,4 +83,8 @@ async def start(options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level="WARNING", stream=sys.stderr)
-    asyncio.run({"worker": worker, "start": start}[sys.argv[1]](json.loads(sys.argv[2])))
+    role, options = sys.argv[1], json.loads(sys.argv[2])
+    if role == "lost_loop":
+        lost_loop(options)
+    else:
+        asyncio.run({"worker": worker, "start": start}[role](options))

@@ -35,8 +35,7 @@ async def persistently(call: Callable[[], Awaitable[T]]) -> T:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_lost_replies_to_exchanges_cost_nothing_but_time(world: World, seed: int) -> None:
-    lossy = Lossy(await world.app.client.store(), seed)
-    world.app.client._store = lossy
+    lossy = await world.behind(lambda store: Lossy(store, seed))
     runs = 150
     children = len(range(0, runs, 7))
     handles = await start_journeys(world, runs)
@@ -66,8 +65,7 @@ async def start(world: World, number: int) -> Run[int]:
 
 
 async def test_a_signal_that_is_repeated_is_taken_once(world: World) -> None:
-    lossy = Lossy(await world.app.client.store(), 4, share=0.5)
-    world.app.client._store = lossy
+    lossy = await world.behind(lambda store: Lossy(store, 4, share=0.5))
     runs = [await persistently(lambda n=n: world.flows.asking.options(id=f"a{n}").start()) for n in range(30)]
     worker = world.app.worker(concurrency=10, lease=LEASE, grace=5)
     await persistently(worker.start)
@@ -84,7 +82,7 @@ async def test_a_signal_that_is_repeated_is_taken_once(world: World) -> None:
 
 
 async def test_an_enqueue_that_is_repeated_makes_its_runs_once(world: World) -> None:
-    lossy = Lossy(await world.app.client.store(), 5, share=0.5)
+    lossy = await world.behind(lambda store: Lossy(store, 5, share=0.5))
     for batch in range(20):
         starts = [Start(f"{batch}-{n}", "leaf", "default", f"[{n}]") for n in range(10)]
         await persistently(lambda starts=starts: lossy.enqueue(starts))
@@ -94,7 +92,7 @@ async def test_an_enqueue_that_is_repeated_makes_its_runs_once(world: World) -> 
 
 async def test_a_worker_ends_in_time_though_its_last_words_are_lost(world: World) -> None:
     await world.flows.holding.start("gate")
-    world.app.client._store = Lossy(await world.app.client.store(), 6, share=0.5)
+    await world.behind(lambda store: Lossy(store, 6, share=0.5))
     worker = world.app.worker(concurrency=5, lease=LEASE, grace=0)
     await persistently(worker.start)
     await until(lambda: worker.running, "the run is at work")

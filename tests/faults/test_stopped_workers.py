@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from faults.kit import World, until
+from faults.kit import Process, World, until
 from perdure.model import State
 
 pytestmark = pytest.mark.anyio
@@ -80,7 +80,7 @@ async def test_a_step_that_ends_its_process_poisons_only_itself(world: World) ->
         assert not state.final
         worker = world.worker(lease=0.5, concurrency=50)
 
-        async def over(worker: object = worker) -> bool:
+        async def over(worker: Process = worker) -> bool:
             return worker.code is not None or (await world.record(poison.id)).state is State.FAILED
 
         await until(over, "the worker died, or the poison was found out")

@@ -34,6 +34,8 @@ PACKAGES = {
     "dashboard": "edges",
     "contrib": "edges",
     "testing": "edges",
+    "bench": "edges",
+    "demo": "edges",
     "cli": "cli",
     "__main__": "cli",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from contextlib import AsyncExitStack
 from statistics import median
@@ -12,7 +13,7 @@ from msgspec.structs import asdict
 
 from perdure.bench.bare import DAY, BareWorker, Crowd, succeeded
 from perdure.bench.report import Report
-from perdure.bench.target import Target, new_queue
+from perdure.bench.target import Target, new_queue, refuse_memory
 from perdure.model import Start
 from perdure.stores import open_store
 from perdure.stores.base import CLAIM_LIMIT, Store
@@ -33,64 +34,65 @@ class Noise(Struct, frozen=True):
 
 
 class Meter:
-    """Claims runs of a queue of its own, and measures that."""
+    """Claims runs of a queue, and measures that."""
 
-    def __init__(self, store: Store, queue: str, batch: int) -> None:
-        self._store = store
-        self._queue = queue
+    def __init__(self, worker: BareWorker, batch: int) -> None:
+        self._worker = worker
         self._batch = batch
-        self._made = 0
         self.costs_ms: list[float] = []
         """Milliseconds for each claimed run, one figure for each exchange."""
 
-    async def measure(self, runs: int) -> None:
-        """Makes runs and claims them in full batches. They are settled outside of what is measured."""
-        await self._store.enqueue(
-            [Start(f"{self._queue}-{self._made + number}", _WORKFLOW, self._queue, _INPUT) for number in range(runs)]
-        )
-        self._made += runs
-        worker = await BareWorker.register(self._store, self._queue, [_WORKFLOW], self._batch)
-        for _ in range(runs // self._batch):
-            began = time.perf_counter()
-            reply = await worker.exchange(slots=self._batch)
-            self.costs_ms.append((time.perf_counter() - began) * 1000 / len(reply.claims))
-            await worker.exchange(settles=[succeeded(claim) for claim in reply.claims])
-        await worker.retire()
+    @classmethod
+    async def ready(cls, store: Store, queue: str, runs: int, batch: int) -> Meter:
+        """Makes runs that can be claimed, and a worker for them."""
+        await store.enqueue([Start(f"{queue}-{number}", _WORKFLOW, queue, _INPUT) for number in range(runs)])
+        return cls(await BareWorker.register(store, queue, [_WORKFLOW], batch), batch)
+
+    async def measure(self) -> None:
+        """Claims a batch. That it is settled is not measured."""
+        began = time.perf_counter()
+        reply = await self._worker.exchange(slots=self._batch)
+        self.costs_ms.append((time.perf_counter() - began) * 1000 / len(reply.claims))
+        await self._worker.exchange(settles=[succeeded(claim) for claim in reply.claims])
+
+    async def cost_ms(self) -> float:
+        """The median, when all is measured."""
+        await self._worker.retire()
+        return median(self.costs_ms)
 
 
-async def measure(
-    target: Target, quiet_target: Target | None, noise: Noise, runs: int, batch: int, repeat: int
-) -> Report:
-    """Measures beside the noise and without it, in turns when there is another, empty store to compare with; else
-    first without and then beside it."""
+async def measure(target: Target, quiet_target: Target | None, noise: Noise, runs: int, batch: int) -> Report:
+    """Measures beside the noise and without it: in turns, one exchange here and one there, when there is another, empty
+    store to compare with; else first without and then beside it."""
+    refuse_memory(target)
     batch = min(batch, CLAIM_LIMIT)
-    runs = max(batch, runs - runs % batch)
+    exchanges = max(1, runs // batch)
+    warm_up = max(1, exchanges // 10)
+    runs = (exchanges + warm_up) * batch
+    queue = new_queue()
     async with AsyncExitStack() as stack:
         store = await _opened(stack, target)
-        queue = new_queue()
-        noisy = Meter(store, queue, batch)
-        quiet = Meter(store if quiet_target is None else await _opened(stack, quiet_target), new_queue(), batch)
-        for _ in range(repeat if quiet_target is None else 1):
-            await quiet.measure(runs)
+        quiet_store = store if quiet_target is None else await _opened(stack, quiet_target)
+        quiet = await Meter.ready(quiet_store, new_queue(), runs, batch)
+        if quiet_target is None:
+            await _take_turns([quiet], exchanges, warm_up)
         began = time.perf_counter()
         crowd, holder = await _make(store, queue, noise)
         if not target.temporary:
             stack.push_async_callback(crowd.end)
             stack.push_async_callback(holder.retire)
         took = time.perf_counter() - began
-        await noisy.measure(runs)
-        if quiet_target is not None:
-            quiet.costs_ms.clear()
-        noisy.costs_ms.clear()
-        for _ in range(repeat):
-            await noisy.measure(runs)
-            if quiet_target is not None:
-                await quiet.measure(runs)
-    beside, alone = median(noisy.costs_ms), median(quiet.costs_ms)
+        # What making them left to be done (a log to write back, garbage) is not part of a claim.
+        await store.close()
+        await store.open()
+        gc.collect()
+        noisy = await Meter.ready(store, queue, runs, batch)
+        await _take_turns([noisy] if quiet_target is None else [noisy, quiet], exchanges, warm_up)
+        beside, alone = await noisy.cost_ms(), await quiet.cost_ms()
     return Report(
         "claim",
         target.url,
-        {**asdict(noise), "runs": runs, "batch": batch, "repeat": repeat},
+        {**asdict(noise), "runs": exchanges * batch, "batch": batch},
         {
             "claim_ms": round(beside, 5),
             "claim_ms_empty": round(alone, 5),
@@ -100,6 +102,15 @@ async def measure(
         "Milliseconds for each run that is claimed, in exchanges that claim a batch, beside the runs above and in a"
         " store without them; a ratio near 1 says that they don't matter.",
     )
+
+
+async def _take_turns(meters: list[Meter], exchanges: int, warm_up: int) -> None:
+    """Whatever else the machine does at a time, it does to all of them."""
+    for number in range(warm_up + exchanges):
+        for meter in meters:
+            if number == warm_up:
+                meter.costs_ms.clear()
+            await meter.measure()
 
 
 async def _opened(stack: AsyncExitStack, target: Target) -> Store:

@@ -6,14 +6,15 @@ import time
 
 from perdure.app import App
 from perdure.bench.report import Report, percentile
-from perdure.bench.target import Target, new_queue
-from perdure.bench.worker import define, worker_process
+from perdure.bench.target import Target, new_queue, refuse_memory
+from perdure.bench.worker import TIMEOUT, define, worker_process
 
 _WARM_UP = 50
 
 
 async def measure(target: Target, runs: int, payload_bytes: int) -> Report:
     """Starts runs one after another, each when the result of the one before is there."""
+    refuse_memory(target)
     queue = new_queue()
     payload = "x" * payload_bytes
     took: list[float] = []
@@ -21,7 +22,8 @@ async def measure(target: Target, runs: int, payload_bytes: int) -> Report:
         echo = define(app, queue).echo
         for number in range(min(_WARM_UP, runs) + runs):
             began = time.perf_counter()
-            await echo.run(payload)
+            run = await echo.start(payload)
+            await run.result(timeout=TIMEOUT)
             if number >= min(_WARM_UP, runs):
                 took.append((time.perf_counter() - began) * 1000)
     return Report(

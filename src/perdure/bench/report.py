@@ -96,6 +96,7 @@ class Ticker:
     def __init__(self, pause: float = 0.005) -> None:
         self.lags_ms: list[float] = []
         self._pause = pause
+        self._open = True
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Ticker:
@@ -103,12 +104,15 @@ class Ticker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        # The sleep that is under way is measured to its end: what came last may have been what held up the loop.
+        self._open = False
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task
 
     async def _tick(self) -> None:
         while True:
             began = time.perf_counter()
             await asyncio.sleep(self._pause)
             self.lags_ms.append(max(0.0, time.perf_counter() - began - self._pause) * 1000)
+            if not self._open:
+                break

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
+from perdure.errors import InvalidInput
 from perdure.stores import open_store
 from perdure.stores.sqlite import parse_url
 
@@ -34,6 +35,12 @@ def open_target(url: str | None) -> Generator[Target]:
         return
     with TemporaryDirectory(prefix="perdure-bench-") as directory:
         yield Target(f"sqlite:///{quote(str(Path(directory) / 'bench.db'))}", temporary=True)
+
+
+def refuse_memory(target: Target) -> None:
+    """`InvalidInput` for a store in memory: two processes can't share it, and it is gone when it is closed."""
+    if target.url.startswith("sqlite://") and parse_url(target.url).path is None:
+        raise InvalidInput("this can't be measured in memory; name a file, such as sqlite:///bench.db")
 
 
 def new_queue() -> str:

@@ -10,8 +10,8 @@ from msgspec import json
 from perdure.app import App
 from perdure.bench.bare import DAY, Crowd
 from perdure.bench.report import Report, percentile
-from perdure.bench.target import Target, new_queue, stored_bytes
-from perdure.bench.worker import GO, Workflows, define, worker_process
+from perdure.bench.target import Target, new_queue, refuse_memory, stored_bytes
+from perdure.bench.worker import GO, TIMEOUT, WorkerProcess, Workflows, define, worker_process
 from perdure.model import State
 
 _LOOK = 0.2
@@ -21,6 +21,7 @@ _PAUSE_MS = 10
 
 async def measure(target: Target, runs: int, wakes: int) -> Report:
     """Parks `runs`, half of them on timers and half on signals; then `wakes` more of each kind, which are woken."""
+    refuse_memory(target)
     url, queue = target.url, new_queue()
     async with App(url) as app, worker_process(url, queue, concurrency=50) as worker:
         workflows = define(app, queue)
@@ -31,11 +32,11 @@ async def measure(target: Target, runs: int, wakes: int) -> Report:
         began = time.perf_counter()
         await sleepers.add(runs // 2, json.encode({"until": int(time.time() * 1000) + DAY}).decode())
         await listeners.add(runs - runs // 2, '{"_":""}')
-        await _until_parked(app, queue, runs)
+        await _until_parked(app, worker, queue, runs)
         took = time.perf_counter() - began
         after, stored = await worker.vitals(), stored_bytes(url)
         timers = await _timers(workflows, wakes)
-        signals = await _signals(app, queue, workflows, runs, wakes)
+        signals = await _signals(app, worker, queue, workflows, runs, wakes)
         if not target.temporary:
             await sleepers.end()
             await listeners.end()
@@ -69,23 +70,26 @@ async def _timers(workflows: Workflows, wakes: int) -> list[float]:
     """Has timers come due one after another, beginning when all of their runs are parked for certain."""
     first = int(time.time() * 1000) + 1000 + wakes
     runs = await workflows.rest.start_many(first + number * _PAUSE_MS for number in range(wakes))
-    return list(await asyncio.gather(*(run.result() for run in runs)))
+    return list(await asyncio.gather(*(run.result(timeout=TIMEOUT) for run in runs)))
 
 
-async def _signals(app: App, queue: str, workflows: Workflows, parked: int, wakes: int) -> list[float]:
+async def _signals(
+    app: App, worker: WorkerProcess, queue: str, workflows: Workflows, parked: int, wakes: int
+) -> list[float]:
     """Wakes runs one after another."""
     runs = await workflows.listen.start_many([""] * wakes)
-    await _until_parked(app, queue, parked + wakes)
+    await _until_parked(app, worker, queue, parked + wakes)
     lags: list[float] = []
     for run in runs:
         await run.signal(GO, time.monotonic())
-        lags.append(await run.result())
+        lags.append(await run.result(timeout=TIMEOUT))
     return lags
 
 
-async def _until_parked(app: App, queue: str, runs: int) -> None:
+async def _until_parked(app: App, worker: WorkerProcess, queue: str, runs: int) -> None:
     """Looks from time to time whether so many runs wait. Nothing tells that a run was parked."""
-    while await _parked(app, queue) < runs:  # noqa: ASYNC110
+    while await _parked(app, queue) < runs:
+        await worker.vitals()  # raises when the worker is gone
         await asyncio.sleep(_LOOK)
 
 

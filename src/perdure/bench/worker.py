@@ -27,6 +27,9 @@ from perdure.workflow import Workflow
 GO = "go"
 """The signal that `listen` waits for. It carries the sender's `time.monotonic()`, which is the whole machine's."""
 
+TIMEOUT = 60
+"""Seconds after which a client gives up: then the worker is gone."""
+
 
 class Workflows(Struct):
     """What the worker serves."""

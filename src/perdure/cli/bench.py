@@ -61,7 +61,10 @@ def drain(
     payload_bytes: int,
     repeat: int,
 ) -> None:
-    """Runs per second of one worker process, and of a bare loop with the same calls to the store."""
+    """How fast one worker process drains a queue.
+
+    Beside it a bare loop makes the same calls to the store: the floor, of which the engine leaves a share.
+    """
     from perdure.bench.drain import Shape, measure
 
     shape = Shape(runs, concurrency, steps, children, payload_bytes)
@@ -73,7 +76,10 @@ def drain(
 @_option("--runs", 500, "Runs to start, one after another.")
 @_option("--payload-bytes", 0, "Size of each input and result.", COUNT)
 def latency(url: str | None, as_json: bool, runs: int, payload_bytes: int) -> None:
-    """Milliseconds from a start to its result, with an idle worker in a process of its own."""
+    """Milliseconds from start to result.
+
+    The worker is idle, and in a process of its own.
+    """
     from perdure.bench.latency import measure
 
     _report(url, as_json, lambda target: measure(target, runs, payload_bytes))
@@ -86,7 +92,10 @@ def latency(url: str | None, as_json: bool, runs: int, payload_bytes: int) -> No
 @_option("--payload-bytes", 0, "Size of each input.", COUNT)
 @_option("--repeat", 3, "Rounds; the median counts.")
 def enqueue(url: str | None, as_json: bool, runs: int, single: int, payload_bytes: int, repeat: int) -> None:
-    """Runs made per second: in bulk (per_second), and one by one (single_per_second)."""
+    """How fast runs are made.
+
+    In bulk (per_second), and one by one (single_per_second).
+    """
     from perdure.bench.enqueue import measure
 
     _report(url, as_json, lambda target: measure(target, runs, single, payload_bytes, repeat))
@@ -98,9 +107,8 @@ def enqueue(url: str | None, as_json: bool, runs: int, single: int, payload_byte
 @_option("--delayed", 20_000, "Runs that are due tomorrow.", COUNT)
 @_option("--finished", 50_000, "Runs that have ended.", COUNT)
 @_option("--other-queue", 10_000, "Runs that are ready on another queue.", COUNT)
-@_option("--runs", 2_000, "Runs to claim in each round.")
+@_option("--runs", 10_000, "Runs to claim.")
 @_option("--batch", 50, "Runs to claim in one exchange, up to 64.")
-@_option("--repeat", 3, "Rounds; the median of all exchanges counts.")
 def claim(
     url: str | None,
     as_json: bool,
@@ -110,18 +118,21 @@ def claim(
     other_queue: int,
     runs: int,
     batch: int,
-    repeat: int,
 ) -> None:
-    """What a claim costs beside runs that are none of its business, and without them."""
+    """What a claim costs beside other runs.
+
+    These are owned by another worker, delayed, finished, or on another queue; and it is compared with a store that has
+    none of them.
+    """
     from perdure.bench.claim import Noise, measure
 
     noise = Noise(claimed, delayed, finished, other_queue)
 
     async def compare(target: Target) -> Report:
         if not target.temporary:
-            return await measure(target, None, noise, runs, batch, repeat)
+            return await measure(target, None, noise, runs, batch)
         with open_target(None) as quiet:
-            return await measure(target, quiet, noise, runs, batch, repeat)
+            return await measure(target, quiet, noise, runs, batch)
 
     _report(url, as_json, compare)
 
@@ -131,7 +142,7 @@ def claim(
 @_option("--runs", 10_000, "Runs to park, half of them on timers, half on signals.")
 @_option("--wakes", 200, "Runs more of either kind to wake, one after another.")
 def waiting(url: str | None, as_json: bool, runs: int, wakes: int) -> None:
-    """What parked runs cost the store and the worker, and how late they wake."""
+    """What parked runs cost, and how late they wake."""
     from perdure.bench.waiting import measure
 
     _report(url, as_json, lambda target: measure(target, runs, wakes))
@@ -142,7 +153,7 @@ def waiting(url: str | None, as_json: bool, runs: int, wakes: int) -> None:
 @_option("--runs", 10_000, "Runs to execute at once, each awaiting a step.")
 @click.option("--seconds", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Over which steps end.")
 def lag(url: str | None, as_json: bool, runs: int, seconds: float) -> None:
-    """How late the worker's event loop is while very many runs are under way."""
+    """How late the event loop is with very many runs."""
     from perdure.bench.lag import measure
 
     _report(url, as_json, lambda target: measure(target, runs, seconds))

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import click
+from rich.console import Console
 
 from perdure.cli.group import fail
 from perdure.cli.output import console
@@ -28,8 +29,11 @@ def demo(path: Path | None) -> None:
 
     Two worker processes analyse every Python file of a directory: a run for each package, a step for each file. Half
     way one of them is killed. At the end the result is compared with a count that was made without Perdure.
+
+    Where there are few files the steps are slowed down, so that there is something to see.
     """
-    from perdure.demo.analysis import find_packages, total
+    from perdure.demo import URL_VARIABLE
+    from perdure.demo.analysis import find_packages
 
     root = (path or Path(sysconfig.get_path("stdlib"))).resolve()
     packages = find_packages(root)
@@ -37,11 +41,10 @@ def demo(path: Path | None) -> None:
     if not files:
         fail(f"there are no Python files in {root}")
     directory = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
-    url = f"sqlite:///{quote(str(directory / 'demo.db'))}"
-    # Read by the module of the workflows, here and in the workers.
-    os.environ["PERDURE_DEMO_URL"] = url
+    url = os.environ[URL_VARIABLE] = f"sqlite:///{quote(str(directory / 'demo.db'))}"
 
-    from perdure.demo.display import Display, claim_lines, imports_line, packages_table
+    # Not before the variable is set, which one of these modules reads.
+    from perdure.demo.display import Display, show_proof, show_results
     from perdure.demo.proof import count_directly, prove
     from perdure.demo.stage import perform
 
@@ -51,32 +54,20 @@ def demo(path: Path | None) -> None:
     with Display(out, files) as display:
         outcome = asyncio.run(perform(root, files, directory, display))
         display.say("all runs have ended; counting once more, without Perdure")
-        direct = count_directly(root, packages)
-    whole = total(outcome.results)
-    out.print()
-    out.print(packages_table(outcome.results, whole))
-    out.print(imports_line(whole))
-    if whole.unparsed:
-        out.print(f"Not valid Python, so only their lines are counted: {len(whole.unparsed):,} files")
-    out.print()
-    claims = prove(packages, direct, outcome)
-    for line in claim_lines(claims):
-        out.print(line)
-    out.print()
-    command = _command()
-    out.print("The store and the workers' log are kept. Try next:")
-    out.print(f"  export PERDURE_URL={url}")
-    for example in ("runs show survey", "runs list --workflow package", "doctor"):
-        out.print(f"  {command} {example}")
-    out.print(f"  {command} demo --path YOUR/PROJECT")
-    if not all(holds for _, holds in claims):
+        claims = prove(packages, count_directly(root, packages), outcome)
+    show_results(out, outcome.results)
+    show_proof(out, claims)
+    _suggest(out, url)
+    if not all(claim.holds for claim in claims):
         fail("the proof does not hold")
 
 
-def _command() -> str:
-    """How to call `perdure` from here."""
-    found = shutil.which("perdure") or shutil.which("perdure", path=str(Path(sys.executable).parent))
-    if found is None:
-        return f"{sys.executable} -m perdure"
-    near = os.path.relpath(found)
-    return "perdure" if shutil.which("perdure") == found else found if near.startswith("..") else near
+def _suggest(out: Console, url: str) -> None:
+    """What to try next."""
+    command = shutil.which("perdure", path=os.path.dirname(sys.executable)) or f"{sys.executable} -m perdure"
+    if command == shutil.which("perdure"):
+        command = "perdure"
+    out.print("The store and the log of the workers are kept. Try next:")
+    out.print(f"  export PERDURE_URL={url}", soft_wrap=True)
+    for example in ("runs show survey", "runs list --workflow package", "doctor", "demo --path YOUR/PROJECT"):
+        out.print(f"  {command} {example}", soft_wrap=True)

@@ -138,7 +138,7 @@ def _header(shown: Shown, now: Millis, traces: bool) -> list[Text]:
         error = decode_failure(run.body)
         lines.append(_fact("error", str(error), "red"))
         if traces:
-            lines += [Text(f"          {line}", "dim") for line in error.traceback.splitlines()]
+            lines += [Text(f"         {line}", "dim") for line in error.traceback.splitlines()]
     if run.state not in (State.SUCCEEDED, State.FAILED):
         lines.append(_fact("why", shown.why))
     lines.append(_fact("input", run.input))
@@ -166,7 +166,7 @@ def _header(shown: Shown, now: Millis, traces: bool) -> list[Text]:
 def _fact(name: str, text: str, style: str = "") -> Text:
     from rich.text import Text
 
-    return Text.assemble((f"  {name:<8}", "dim"), (one_line(text), style))
+    return Text.assemble((f"  {name:<6} ", "dim"), (one_line(text), style))
 
 
 def _progress(status: str) -> str:

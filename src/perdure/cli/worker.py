@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -138,6 +139,9 @@ async def _serve(
         if instead_of is not None:
             await bury(await app.client.store(), instead_of)
         await worker.start()
+        # What is loaded by now stays: a collection that walks it again and again is the longest pause that runs see.
+        gc.collect()
+        gc.freeze()
         if banner is None:
             logger.info("serving as %s", worker.name)
         else:

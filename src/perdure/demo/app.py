@@ -11,13 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure.app import App
-from perdure.context import current_run
-from perdure.demo import journal
+from perdure import App, current_run, step
+from perdure.demo import URL_VARIABLE, journal
 from perdure.demo.analysis import FileFacts, PackageFacts, analyse, combine, find_packages
-from perdure.step import step
-
-URL_VARIABLE = "PERDURE_DEMO_URL"
 
 app = App(os.environ.get(URL_VARIABLE, "sqlite:///demo.db"))
 

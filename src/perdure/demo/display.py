@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,7 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from perdure.demo.analysis import Function, PackageFacts
+from perdure.demo.analysis import Function, PackageFacts, total
+
+if TYPE_CHECKING:
+    from perdure.demo.proof import Claim
 
 _TOP = 10
 _PLAIN_EVERY = 0.1
@@ -56,8 +59,9 @@ class Display:
         self._console.print(f"[{time.monotonic() - self._began:4.1f} s] {text}", style=style)
 
 
-def packages_table(packages: Sequence[PackageFacts], whole: PackageFacts) -> Table:
-    """The largest packages, and the sum of all."""
+def show_results(out: Console, packages: Sequence[PackageFacts]) -> None:
+    """What was found: the largest packages, and the modules that are imported most."""
+    whole = total(packages)
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("package")
     for name in ("files", "lines", "functions", "classes"):
@@ -68,18 +72,20 @@ def packages_table(packages: Sequence[PackageFacts], whole: PackageFacts) -> Tab
         numbers = (len(package.files), package.lines, package.functions, package.classes)
         cells = [package.name, *(f"{number:,}" for number in numbers), _function(package.longest)]
         table.add_row(*cells, style="bold" if package is whole else "")
-    return table
-
-
-def imports_line(whole: PackageFacts) -> str:
-    """The modules that most files import."""
     most = sorted(whole.imports.items(), key=lambda item: (-item[1], item[0]))[:_TOP]
-    return "Imported by most files: " + ", ".join(f"{module} ({files:,})" for module, files in most)
+    out.print()
+    out.print(table)
+    out.print("Imported by most files: " + ", ".join(f"{module} ({files:,})" for module, files in most))
+    if whole.unparsed:
+        out.print(f"Not valid Python, so only their lines are counted: {len(whole.unparsed):,} files")
+    out.print()
 
 
-def claim_lines(claims: Iterable[tuple[str, bool]]) -> list[Text]:
-    """Claims, each with whether it holds."""
-    return [Text.assemble(("  yes  ", "green") if holds else ("  NO   ", "bold red"), text) for text, holds in claims]
+def show_proof(out: Console, claims: Iterable[Claim]) -> None:
+    """What was claimed, and whether it holds."""
+    for claim in claims:
+        out.print(Text.assemble(("  yes  ", "green") if claim.holds else ("  NO   ", "bold red"), claim.text))
+    out.print()
 
 
 def _function(function: Function | None) -> str:

@@ -57,12 +57,10 @@ class Outcome:
     results: list[PackageFacts]
     notes: list[Note]
     crash: Crash | None
-    seconds: float
 
 
 async def perform(root: Path, files: int, directory: Path, display: Display) -> Outcome:
     """Surveys the files below `root`, with store, journal and log in `directory`."""
-    began = time.monotonic()
     notes = directory / "journal.txt"
     pace = min(1.0, _SHORTEST * PROCESSES * CONCURRENCY / files)
     async with app, _workers(directory / "workers.log") as workers:
@@ -87,13 +85,15 @@ async def perform(root: Path, files: int, directory: Path, display: Display) -> 
                 )
             await asyncio.sleep(_LOOK)
         results = await run.result()
-    return Outcome(results, journal.read(notes), crash, time.monotonic() - began)
+        display.progress(files, {})
+    return Outcome(results, journal.read(notes), crash)
 
 
 @asynccontextmanager
 async def _workers(log: Path) -> AsyncGenerator[Process]:
     """The worker processes, under the command that one would use oneself."""
     command = ["worker", "perdure.demo.app:app", "--processes", str(PROCESSES), "--concurrency", str(CONCURRENCY)]
+    command += ["--grace", "2"]  # when the demonstration is broken off
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "perdure", *command, stdin=DEVNULL, stdout=output, stderr=output

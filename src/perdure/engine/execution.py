@@ -51,8 +51,8 @@ end may take a few turns (a lock, a queue, a task group) to become another one's
 _REPLAY_PATIENCE = 1.0
 """Seconds that replay may take to come to something new when the run is to be cancelled there."""
 
-_LIVE: Millis = 2**63
-"""When an outcome came about that is new: after all that is replayed."""
+_NEW = 2**63
+"""The position of an outcome that has just come about, after all that is replayed."""
 
 _DEADLINE = "deadline"
 
@@ -270,7 +270,12 @@ class Execution:
         """Learns of a task of the user's own making, so that it ends with the run."""
         if task is not None and task is not self.task and task not in self.tasks:
             self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            task.add_done_callback(self._untrack)
+
+    def _untrack(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if (self.over or self._closing) and not task.cancelled():
+            task.exception()  # nobody asks for it when the run has ended, or goes on elsewhere or later
 
     def saw(self, seen: Seen) -> None:
         """A watched wait is true."""
@@ -306,6 +311,7 @@ class Execution:
 
     async def saved(self, key: str, kind: Kind, digest: str = "") -> Checkpoint | None:
         """The checkpoint of an earlier attempt under that key; `ArgumentsChanged` if it stands for something else."""
+        self.track(asyncio.current_task())
         await self.check()
         found = self.history.take(key)
         if found is None and not self.history.complete:
@@ -348,7 +354,7 @@ class Execution:
         heapq.heappush(self._arriving, (when, position, self._arrived, future))
         if not self._turning:
             self._turning = True
-            self.runtime.loop.call_soon(self._next_turn, _QUIET if self._active > 1 else 0)
+            self.runtime.loop.call_soon(self._next_turn, _QUIET if self._active > 1 and position != _NEW else 0)
         await future
 
     def _next_turn(self, loops: int) -> None:
@@ -372,7 +378,7 @@ class Execution:
         if checkpoint.outcome is not Outcome.OPEN:
             self.progressed = True
             if self._active > 1 or self._turning:
-                await self._in_turn(_LIVE)
+                await self._in_turn(self.now(), _NEW)
         return led
 
     def tell(self, status: Json) -> None:
@@ -453,7 +459,7 @@ class Execution:
         future.add_done_callback(_noticed)  # of a thread that outlives its execution nobody asks for the outcome
         return future
 
-    def wait_from_thread(self, work: Coroutine[Any, Any, T]) -> T:
+    def drive(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a step or a wait for sync code of this run, which blocks until it is over."""
         if self.over:
             work.close()

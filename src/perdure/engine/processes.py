@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from perdure.codec import encode
-from perdure.errors import DefinitionError
+from perdure.errors import DefinitionError, StepFailed, StepProcessDied
+from perdure.failures import decode_failure, encode_failure, rebuild
 from perdure.signature import Signature
 
 if TYPE_CHECKING:
@@ -34,9 +35,21 @@ class Processes:
                 f"step {fn.__qualname__} can't run in a process: another process must find it, so define it at the top"
                 " level of a module"
             )
-        future = self._started().schedule(_call, [fn.__module__, fn.__qualname__, arguments, self._max_value_bytes])
-        text = await asyncio.wrap_future(future)
-        return Signature(fn, f"step {fn.__qualname__}", open_ended=True).returns.decode(text)
+        pool = self._started()
+        from pebble import ProcessExpired
+
+        future = pool.schedule(_call, [fn.__module__, fn.__qualname__, arguments, self._max_value_bytes])
+        try:
+            returned, text = await asyncio.wrap_future(future)
+        except ProcessExpired as error:
+            raise StepProcessDied(
+                f"the process of step {fn.__qualname__} ended before the step did (exit code {error.exitcode}): it was"
+                " killed, ran out of memory, or called os._exit"
+            ) from None
+        if returned:
+            return Signature(fn, f"step {fn.__qualname__}", open_ended=True).returns.decode(text)
+        info = decode_failure(text)
+        raise rebuild(info) or StepFailed(fn.__qualname__, info)
 
     def close(self) -> None:
         """Kills what is running."""
@@ -58,11 +71,15 @@ class Processes:
         return self._pool
 
 
-def _call(module: str, qualname: str, arguments: str, limit: int) -> str:
-    """In the other process: finds the function, calls it, gives back its result as JSON."""
+def _call(module: str, qualname: str, arguments: str, limit: int) -> tuple[bool, str]:
+    """In the other process: finds the function, calls it, gives back whether it returned, and its result or its
+    exception as JSON: not every exception survives pickling."""
     found: Any = importlib.import_module(module)
     for part in qualname.split("."):
         found = getattr(found, part)
     fn: Callable[..., Any] = getattr(found, "fn", found)  # the module's name holds the step made of the function
     args, kwargs = Signature(fn, f"step {qualname}", open_ended=True).decode(arguments)
-    return encode(fn(*args, **kwargs), f"the result of step {qualname}", limit)
+    try:
+        return True, encode(fn(*args, **kwargs), f"the result of step {qualname}", limit)
+    except Exception as error:
+        return False, encode_failure(error)

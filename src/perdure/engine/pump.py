@@ -17,8 +17,8 @@ from perdure.cron import due_fires
 from perdure.engine.halt import Halt
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.failures import encode_failure
-from perdure.model import Millis, ScheduleRecord
-from perdure.stores.base import Claim, Exchange, Exchanged, Fire, Save, Seen, Settle, Store, To, Told, Watch
+from perdure.model import Fire, Millis, ScheduleRecord
+from perdure.stores.base import Claim, Exchange, Exchanged, Save, Seen, Settle, Store, To, Told, Watch
 
 logger = logging.getLogger("perdure.worker")
 

@@ -2,8 +2,8 @@
 
 A key is a name, `#n` for the n-th of that name, with the key of the enclosing step before it (`outer/inner#2`). Numbers
 are given when a step is *called*, so `gather(a(1), a(2))` is `a` and `a#2` whichever ends first. Code that runs in an
-asyncio task of its own counts for itself (`~1/a` in the first such task), because two tasks that go on side by side
-would otherwise take each other's numbers.
+asyncio task of its own counts for itself (`~both/a` in a task of the coroutine function `both`, `~both#2/a` in the
+second such task), because two tasks that go on side by side would otherwise take each other's numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Scope:
     """A stretch of a run's code whose calls are numbered together."""
 
-    __slots__ = ("_counts", "_forks", "cancelled", "depth", "execution", "prefix", "step_attempt", "step_key", "task")
+    __slots__ = ("_counts", "cancelled", "depth", "execution", "prefix", "step_attempt", "step_key", "task")
 
     def __init__(
         self,
@@ -42,7 +42,6 @@ class Scope:
         self.cancelled = False
         """Whether the step of this scope was cancelled by itself (its timeout), for sync code to look at."""
         self._counts: dict[str, int] = {}
-        self._forks = 0
 
     def key(self, name: str) -> str:
         """The key of the next call of that name here."""
@@ -57,12 +56,12 @@ class Scope:
         return full
 
     def fork(self, task: asyncio.Task[Any]) -> Scope:
-        """The scope of an asyncio task that was made from here."""
-        self._forks += 1
+        """The scope of an asyncio task that was made from here, named by the function that the task runs."""
+        name = getattr(task.get_coro(), "__name__", "task")
         return Scope(
             self.execution,
             task,
-            f"{self.prefix}~{self._forks}/",
+            f"{self.key(f'~{name}')}/",
             depth=self.depth,
             step_key=self.step_key,
             step_attempt=self.step_attempt,

@@ -69,7 +69,6 @@ class _Attempts:
             if saved.at is not None and saved.at > execution.now():
                 await self._back_off(saved.at)
         await execution.live()
-        execution.track(asyncio.current_task())
         if execution.claim.cut_off and not execution.progressed:
             with execution.in_flight():
                 attempt = await self._count_cut_off(attempt)

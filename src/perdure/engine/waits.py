@@ -28,10 +28,9 @@ async def sleep_for(execution: Execution, key: str, *, delay: Millis | None = No
         now = execution.now()
         until = at if at is not None else now + (delay or 0)
         execution.save_soon(Checkpoint(key, Kind.SLEEP, Outcome.OPEN, at=until, started_at=now))
-    if until <= execution.now():
-        await execution.replay(until)
-    else:
+    if until > execution.now():
         await execution.wait(Wait(key, WaitFor.TIMER, at=until))
+    await execution.replay(until)
 
 
 async def signal_for(execution: Execution, key: str, name: str, decoder: Decoder[Any], timeout: Millis | None) -> Any:

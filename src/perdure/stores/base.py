@@ -6,7 +6,7 @@ things slower.
 
 Fencing. A claim hands out `(ref, token)`: `ref` is how the store finds the run fast (opaque to others), `token` is
 unique to the claim. A write that bears them is accepted while that claim owns the run. After a settle the claim owns
-nothing more; the same settle repeated is answered as if it had been the first.
+nothing more; the same settle repeated, until the run's next one, is answered as if it had been the first.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from perdure.model import (
     Count,
     Ended,
     FailureCause,
+    Fire,
     Json,
     LimitRecord,
     Limits,
     Millis,
-    Overlap,
     QueueReport,
     Retention,
     Revision,
@@ -94,12 +94,13 @@ class Settle(Struct, omit_defaults=True):
 
 
 class Save(Struct, omit_defaults=True):
-    """A checkpoint to be kept, replacing what was kept under its key, unless the claim owns the run no more.
+    """A checkpoint to be kept, replacing what was kept under its key, unless the claim owns the run no more. It gets
+    the next position of the run, also when it replaces one: what completes later is replayed later.
 
     `consumes` is the position of the signal that it takes with it, `starts` the child run that it makes: both happen
     in the same transaction or not at all. A child whose id exists is left as it is; one whose unique key is taken is
-    not made, and the checkpoint's body becomes the id of the run that has the key (see `Exchanged.led`). A save that completes (outcome
-    `OK` or `ERROR`) sets the run's crash count back to nothing: it made progress.
+    not made, and the checkpoint's body becomes the id of the run that has the key (see `Exchanged.led`). A save that
+    completes (outcome `OK` or `ERROR`) sets the run's crash count back to nothing: it made progress.
     """
 
     ref: Ref
@@ -125,25 +126,12 @@ class Told(Struct, omit_defaults=True):
     status: Json
 
 
-class Fire(Struct, omit_defaults=True):
-    """A schedule's slot fires: makes its runs and moves the schedule on, if `slot` is still the next one.
-
-    It is decided by whoever sees the slot due, from the schedule alone; the store compares and swaps, and looks whether
-    the run of an earlier slot has ended, where `overlap` depends on that. A fire that comes second does nothing, nor
-    does one for a schedule that is paused or gone. `starts` bear ids made of schedule and slot; without any the
-    schedule merely moves on. Several fires of one schedule in an exchange take effect one after the other.
-    """
-
-    name: str
-    slot: Millis
-    starts: list[Start]
-    next_slot: Millis | None
-    overlap: Overlap = Overlap.ALLOW
-
-
 class Exchange(Struct, omit_defaults=True):
     """All that a worker has to say when it wakes. The parts take effect in this order, in one transaction:
     saves, progress, settles, fires, due timers and deadlines (a bounded number), claims.
+
+    A run whose deadline is due ends as failed (`deadline_exceeded`) if it isn't running, else it is to be cancelled
+    with the reason "deadline"; its descendants are cancelled. One that is being cancelled already is left to that.
 
     `serial` counts the exchanges of an incarnation. A repeated one (`repeated`, after an error that leaves open
     whether it took effect) bears the serial of the first and gets the same claims.
@@ -254,6 +242,8 @@ class Registration(Struct, kw_only=True):
 
 
 class Severity(StrEnum):
+    """How bad a finding is."""
+
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
@@ -341,15 +331,18 @@ class Store(Protocol):
     async def cancel(self, run_id: str, reason: str, *, children: bool = True) -> State:
         """Ends a run that is not running, now; asks for the end of one that is. Returns the state that it has now.
 
-        Its descendants follow, unless `children` is False. A run that has ended stays as it is."""
+        Its descendants follow, unless `children` is False. A run that has ended stays as it is, and its live
+        descendants follow all the same. The outcome of a cancelled run is the reason, as a JSON string. Raises
+        `RunNotFound`."""
         ...
 
     async def retry(self, run_id: str, *, from_key: str | None = None) -> None:
         """Queues a failed or cancelled run once more: attempt one up, crashes 0, no deadline; error checkpoints are
         cleared. With `from_key`, also one that succeeded, and that checkpoint and all after it are cleared.
 
-        Raises `RunNotFound`, `RunNotEnded`, `CheckpointNotFound`, or `KeyTaken` when its unique key is another live
-        run's now."""
+        Raises `RunNotFound`, `RunNotEnded` (also for one that succeeded, without `from_key`), `CheckpointNotFound`, or
+        `KeyTaken` when its unique key is another live run's now. The one verb of a client that is not safe to repeat
+        blindly: a repeat after a lost reply raises `RunNotEnded`."""
         ...
 
     async def load(self, run_id: str) -> RunRecord | None: ...
@@ -467,8 +460,9 @@ class Store(Protocol):
     # --- workers
 
     async def register(self, worker: Registration) -> int:
-        """Begins an incarnation, with a lease from now; returns its id, which is never used again. From then on its
-        exchanges claim runs of its workflows on its queues, and of nothing else."""
+        """Begins an incarnation, with a lease from now; returns its id, which is never used again. A repeat after a
+        lost reply begins another one of the same name, which `bury` takes along. From then on its exchanges claim runs
+        of its workflows on its queues, and of nothing else."""
         ...
 
     def keeper(self, worker: int, lease: Millis) -> Keeper: ...
@@ -487,7 +481,7 @@ class Store(Protocol):
         ...
 
     async def bury(self, name: str) -> int:
-        """Like `reclaim`, for one incarnation that its supervisor saw die, whatever its lease; returns how many runs."""
+        """Like `reclaim`, for one incarnation that its supervisor saw die, whatever its lease; returns how many."""
         ...
 
     async def retire(self, worker: int) -> None:

@@ -22,6 +22,9 @@ from perdure.testing.observed import ObservedStore
 _PATIENCE = 10.0
 """Seconds of real time without any progress after which work counts as stuck."""
 
+_TURNS = 20
+"""Turns of the event loop after which code that has not done anything is taken to wait."""
+
 _END = 1.0
 """Seconds that the code of runs has to unwind when its worker is killed."""
 
@@ -174,10 +177,10 @@ class Sandbox:
             await client.close()
 
     def __enter__(self) -> Self:
-        return PORTAL.run(self.__aenter__())
+        return PORTAL.drive(self.__aenter__())
 
     def __exit__(self, *_: object) -> None:
-        PORTAL.run(self.__aexit__())
+        PORTAL.drive(self.__aexit__())
 
     def stirred(self) -> None:
         """Something has happened: whoever waits for quiet looks again."""
@@ -199,7 +202,7 @@ class Sandbox:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as limit:
-                while not self._quiet(known):
+                while not (self._quiet(known) and await self._stays_quiet()):
                     if store.active != active:
                         active = store.active
                         limit.reschedule(loop.time() + _PATIENCE)
@@ -223,6 +226,16 @@ class Sandbox:
             return True
         runtime.pump.look()
         return False
+
+    async def _stays_quiet(self) -> bool:
+        """Gives the code of runs that are in memory a few turns of the loop: one wait's end may be another one's."""
+        if self._worker is None or not self._worker.runtime.executions:
+            return True
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+            if self._moved.is_set():
+                return False
+        return True
 
     def _stuck(self) -> str:
         busy = [one for one in self.worker.runtime.executions.values() if not one.blocked]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias
 
 import pytest
 
@@ -15,11 +15,15 @@ from perdure.call import Call
 from perdure.stores.base import Store
 from perdure.testing import CrashReport, Sandbox, VirtualClock, explore_crashes
 
-from ..conftest import Backend
-
 Play: TypeAlias = Callable[..., Sandbox]
 Explore: TypeAlias = Callable[..., Call[CrashReport]]
 Open: TypeAlias = Callable[[VirtualClock], Store]
+
+
+class Backend(Protocol):
+    """A kind of store, as the suite around this one knows it."""
+
+    def open(self, path: Path, clock: Any, /) -> Store: ...
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def empty_store(backend: Backend, tmp_path: Path) -> Open:
     def open(clock: VirtualClock) -> Store:
         directory = tmp_path / f"store-{next(numbers)}"
         directory.mkdir()
-        return backend.open(directory, cast(Any, clock))
+        return backend.open(directory, clock)
 
     return open
 
@@ -39,8 +43,8 @@ def empty_store(backend: Backend, tmp_path: Path) -> Open:
 def play(empty_store: Open) -> Play:
     """Runs an app in a sandbox: `async with play(app) as sandbox`."""
 
-    def play(app: App, **options: Any) -> Sandbox:
-        return Sandbox(app, VirtualClock(), open=empty_store, **options)
+    def play(app: App, clock: VirtualClock | None = None, **options: Any) -> Sandbox:
+        return Sandbox(app, clock or VirtualClock(), open=empty_store, **options)
 
     return play
 

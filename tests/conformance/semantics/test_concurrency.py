@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from datetime import timedelta
 
 import pytest
@@ -65,7 +66,7 @@ async def test_helpers_with_several_steps_each_survive_a_crash_at_any_point(expl
 
     @app.workflow
     async def flow() -> list[int]:
-        return await asyncio.gather(*(helper(n) for n in range(3)))
+        return list(await asyncio.gather(*(helper(n) for n in range(3))))
 
     (await explore(flow)).check()
 
@@ -80,7 +81,7 @@ async def test_helpers_with_waits_between_their_steps_survive_a_crash_at_any_poi
 
     @app.workflow
     async def flow() -> list[int]:
-        return await asyncio.gather(helper(3), helper(1), helper(2))
+        return [*await asyncio.gather(helper(3), helper(1), helper(2))]
 
     (await explore(flow)).check()
 
@@ -103,7 +104,7 @@ async def test_helpers_side_by_side_do_not_take_each_others_numbers(play: Play) 
 
     @app.workflow
     async def flow() -> list[list[str]]:
-        done = await asyncio.gather(helper("a", next(pauses)), helper("b", next(pauses)))
+        done = [*await asyncio.gather(helper("a", next(pauses)), helper("b", next(pauses)))]
         await gate.pass_through()
         return done
 
@@ -156,6 +157,37 @@ async def test_who_was_first_stays_first(play: Play, how: str) -> None:
         end.open()
         assert await run.result() == ["c", "a", "b"]
         assert orders == [["c", "a", "b"]] * 2
+
+
+async def test_waits_that_end_together_are_told_apart_the_same_on_replay(play: Play) -> None:
+    app, slow, end, seen = new_app(), Gate(), Gate(), list[int]()
+
+    @step
+    async def hang(gate: str) -> None:
+        await {"slow": slow, "end": end}[gate].pass_through()
+
+    @app.workflow
+    async def flow() -> None:
+        held = asyncio.ensure_future(hang("slow"))  # so that the sleeps end in memory
+        sleeps = [asyncio.ensure_future(sleep(60)) for _ in range(2)]
+        done, _ = await asyncio.wait(sleeps, return_when=asyncio.FIRST_COMPLETED)
+        seen.append(len(done))
+        await held
+        await hang("end")
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await slow.reached()
+        while len(await keys(run)) < 2:
+            await asyncio.sleep(0)
+        await sandbox.advance(60, settle=False)
+        slow.open()
+        await end.reached()
+        await replay(sandbox)
+        await end.reached(2)
+        end.open()
+        await run.result()
+        assert seen == [1, 1]
 
 
 async def test_a_failure_waits_for_the_checkpoints_of_those_beside_it(play: Play) -> None:
@@ -216,7 +248,8 @@ async def test_waits_and_steps_side_by_side_survive_a_crash_at_any_point(explore
 
     @app.workflow
     async def flow() -> list[object]:
-        return await asyncio.gather(sleep(timedelta(days=1)), wait_signal("go", int), double(1), child.run())
+        waits = sleep(timedelta(days=1)), wait_signal("go", int)
+        return [*await asyncio.gather(*waits, double(1), child.run())]
 
     (await explore(flow, signals=[("go", 3)])).check()
 
@@ -295,6 +328,30 @@ async def test_a_wait_that_loses_a_race_leaves_no_trace(play: Play, explore: Exp
         await sandbox.advance(days=2)
         assert [await timely.result(), await late.result()] == ["reply", "timer"]
     (await explore(flow, signals=[("reply", "here")])).check()
+
+
+async def test_tasks_of_a_run_that_is_put_away_end_without_a_word(play: Play) -> None:
+    app, complaints = new_app(), list[str]()
+
+    @app.workflow
+    async def flow() -> str:
+        async def helper() -> str:
+            return await wait_signal("go", str)
+
+        tasks = [asyncio.ensure_future(helper()), asyncio.ensure_future(sleep(60))]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return str(done.pop().result())
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        assert await state(run) == "waiting"
+        gc.collect()
+        await run.signal("go", "went")
+        assert await run.result() == "went"
+    gc.collect()
+    assert complaints == []
 
 
 async def test_more_steps_than_slots_run_side_by_side(play: Play) -> None:

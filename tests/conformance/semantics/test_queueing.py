@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ async def test_a_child_that_waits_for_the_place_of_its_parent_says_so(play: Play
 
 
 @pytest.mark.parametrize("scope", [{"queue": "default"}, {"workflow": "flow"}, {}, {"group": "g"}])
-async def test_a_limit_holds_and_changes_at_run_time(play: Play, scope: dict[str, str]) -> None:
+async def test_a_limit_holds_and_changes_at_run_time(play: Play, scope: dict[str, Any]) -> None:
     app, gate = new_app(), Gate()
 
     @step
@@ -224,7 +225,7 @@ async def test_a_rate_spaces_starts_by_the_stores_clock(play: Play) -> None:
 
 
 @pytest.mark.parametrize("scope", [{"queue": "default"}, {"workflow": "flow"}, {}, {"group": "g"}])
-async def test_a_pause_keeps_runs_from_beginning_and_accepts_starts(play: Play, scope: dict[str, str]) -> None:
+async def test_a_pause_keeps_runs_from_beginning_and_accepts_starts(play: Play, scope: dict[str, Any]) -> None:
     app, gate = new_app(), Gate()
 
     @step

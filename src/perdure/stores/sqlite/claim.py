@@ -9,7 +9,6 @@ import msgspec
 from perdure.model import Millis, Rate, Scope, ScopeKind
 from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Exchange
 from perdure.stores.budget import Budget, Head, Meter, Pick, pick, scopes_of, spend
-
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
 

@@ -9,7 +9,6 @@ import msgspec
 from perdure.errors import InvalidInput
 from perdure.model import LimitRecord, Limits, Millis, Rate, Revision, Scope, ScopeKind
 from perdure.stores.base import Topic
-
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.errors import ScheduleNotFound
-from perdure.model import Millis, Overlap, Schedule, ScheduleRecord, Start, Wait, WaitFor
-from perdure.stores.base import Fire, Topic
+from perdure.model import Fire, Millis, Overlap, Schedule, ScheduleRecord, Start, Wait, WaitFor
+from perdure.stores.base import Topic
 from perdure.stores.sqlite.control import cancel
 from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction

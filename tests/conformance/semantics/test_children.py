@@ -1,0 +1,127 @@
+"""Children, and results of other runs."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from perdure import sleep, wait_signal
+from perdure.errors import RunNotFound
+
+from .conftest import Explore, Play
+from .kit import new_app, state
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_parent_and_its_child_share_one_slot(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child(n: int) -> int:
+        return n * 2
+
+    @app.workflow
+    async def parent(depth: int) -> int:
+        return await (parent.run(depth - 1) if depth else child.run(21))
+
+    async with play(app, concurrency=1):
+        async with asyncio.timeout(20):
+            assert await parent.run(5) == 42
+
+
+async def test_children_of_one_parent_are_awaited_together(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child(n: int) -> int:
+        await sleep(n)
+        return n
+
+    @app.workflow
+    async def parent() -> int:
+        runs = await child.start_many(range(100))
+        return sum(await asyncio.gather(*(run.result() for run in runs)))
+
+    async with play(app, concurrency=3) as sandbox:
+        run = await parent.start()
+        await sandbox.advance(minutes=2)
+        assert await run.result() == sum(range(100))
+        assert len(await app.runs(parent=run.id, limit=200)) == 100
+
+
+async def test_a_child_is_started_once(explore: Explore) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child(n: int) -> int:
+        await sleep(60)
+        return n
+
+    @app.workflow
+    async def parent() -> list[int]:
+        first = await child.start(1)
+        second = await child.start(2)
+        return [await second.result(), await first.result(), await child.run(3)]
+
+    (await explore(parent)).check()
+
+
+async def test_a_run_can_wait_for_any_other_run(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def one() -> int:
+        return await wait_signal("go", int)
+
+    @app.workflow
+    async def other(run_id: str) -> int:
+        return await one.get(run_id).result()
+
+    async with play(app) as sandbox:
+        first = await one.start()
+        second = await other.start(first.id)
+        await sandbox.settle()
+        assert [await state(first), await state(second)] == ["waiting", "waiting"]
+        await first.signal("go", 7)
+        assert await second.result() == 7
+
+
+async def test_a_wait_for_a_result_gives_up_in_time(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child() -> None:
+        await wait_signal("never")
+
+    @app.workflow
+    async def parent() -> str:
+        run = await child.start()
+        try:
+            await run.result(timeout=timedelta(hours=1))
+        except TimeoutError:
+            await sleep(1)
+            return "too late"
+        return "none"
+
+    async with play(app) as sandbox:
+        run = await parent.start()
+        await sandbox.advance(hours=2)
+        assert await run.result() == "too late"
+
+
+async def test_a_client_waits_for_a_result_for_so_long(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> None:
+        await wait_signal("never")
+
+    async with play(app):
+        run = await flow.start()
+        with pytest.raises(TimeoutError, match="it goes on"):
+            await run.result(timeout=0.01)
+        with pytest.raises(RunNotFound):
+            await app.run("nobody").result()

@@ -1,0 +1,340 @@
+"""Attempts: how often, how late, and what becomes of those that a crash cuts off."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from perdure import Retry, current_run, sleep, step
+from perdure.errors import RunFailed, StepCutOff, StepTimedOut
+
+from .conftest import Explore, Play
+from .kit import Gate, new_app, replay, state
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_step_without_retry_fails_at_once(play: Play) -> None:
+    app, ran = new_app(), list[int]()
+
+    @step
+    async def fail() -> None:
+        ran.append(1)
+        raise ValueError("no")
+
+    @app.workflow
+    async def flow() -> None:
+        await fail()
+
+    async with play(app):
+        with pytest.raises(RunFailed, match="ValueError: no"):
+            await flow.run()
+        assert len(ran) == 1
+
+
+async def test_the_run_is_put_away_between_two_attempts(play: Play) -> None:
+    app, times = new_app(), list[timedelta]()
+
+    @step(retry=Retry(attempts=4, delay=60, factor=2, jitter=0))
+    async def unlucky() -> int:
+        times.append(sandbox.clock.time - begin)
+        if len(times) < 4:
+            raise ConnectionError("not yet")
+        return current_run().step_attempt
+
+    @app.workflow
+    async def flow() -> int:
+        return await unlucky()
+
+    async with play(app, concurrency=1) as sandbox:
+        begin = sandbox.clock.time
+        run = await flow.start()
+        await sandbox.settle()
+        assert await state(run) == "waiting"
+        assert sandbox.worker.running == 0
+        await sandbox.advance(minutes=10)
+        assert await run.result() == 4
+        assert [time.total_seconds() for time in times] == [0, 60, 180, 420]
+        [event] = await run.history()
+        assert (event.attempts, event.outcome) == (4, "ok")
+
+
+async def test_attempts_that_are_used_up_fail_with_the_last_error(play: Play) -> None:
+    app, ran = new_app(), list[int]()
+
+    @step(retry=Retry(attempts=3, delay=1))
+    async def unlucky() -> None:
+        ran.append(1)
+        raise ConnectionError(f"try {len(ran)}")
+
+    @app.workflow
+    async def flow() -> str:
+        try:
+            await unlucky()
+        except ConnectionError as error:
+            return str(error)
+        return "none"
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.advance(minutes=1)
+        assert await run.result() == "try 3"
+
+
+@pytest.mark.parametrize(
+    ("retry", "error", "tries"),
+    [
+        (Retry(attempts=3, delay=0, on=ConnectionError), ConnectionError("x"), 3),
+        (Retry(attempts=3, delay=0, on=ConnectionError), ValueError("x"), 1),
+        (Retry(attempts=3, delay=0, give_up_on=LookupError), KeyError("x"), 1),
+        (Retry(attempts=3, delay=0, on=(KeyError, OSError), give_up_on=FileNotFoundError), OSError("x"), 3),
+    ],
+)
+async def test_a_retry_says_after_which_errors(play: Play, retry: Retry, error: Exception, tries: int) -> None:
+    app, ran = new_app(), list[int]()
+
+    @step(retry=retry)
+    async def fail() -> None:
+        ran.append(1)
+        raise error
+
+    @app.workflow
+    async def flow() -> None:
+        await fail()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        assert await state(run) == "failed"
+        assert len(ran) == tries
+
+
+async def test_attempts_are_counted_across_crashes(play: Play) -> None:
+    app, gate, attempts = new_app(), Gate(), list[int]()
+
+    @step(retry=Retry(attempts=5, delay=60, jitter=0))
+    async def unlucky() -> str:
+        attempts.append(current_run().step_attempt)
+        if len(attempts) == 1:
+            raise ConnectionError("not yet")
+        if len(attempts) == 2:
+            await gate.pass_through()
+        return "done"
+
+    @app.workflow
+    async def flow() -> str:
+        return await unlucky()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.advance(60, settle=False)
+        await sandbox.settle()
+        await sandbox.advance(60, settle=False)
+        await gate.reached()
+        await replay(sandbox)
+        await sandbox.advance(minutes=10)
+        assert await run.result() == "done"
+        assert attempts == [1, 2, 3]
+        assert (await run.status()).attempt == 2
+
+
+async def test_a_step_whose_last_attempt_was_cut_off_fails(play: Play) -> None:
+    app, gate, ran = new_app(), Gate(), list[int]()
+
+    @step(retry=Retry(attempts=2, delay=0))
+    async def deadly() -> None:
+        ran.append(current_run().step_attempt)
+        await gate.pass_through()
+
+    @app.workflow
+    async def flow() -> str:
+        try:
+            await deadly()
+        except StepCutOff as error:
+            return str(error)
+        return "none"
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await gate.reached(1)
+        await replay(sandbox)
+        await gate.reached(2)
+        await replay(sandbox)
+        await sandbox.advance(minutes=1)  # after a second crash a run stays away for a while
+        assert "attempt 2 of step deadly was cut off" in await run.result()
+        assert ran == [1, 2]
+
+
+async def test_a_step_without_retry_runs_again_after_each_crash(play: Play) -> None:
+    app, gate, ran = new_app(), Gate(), list[int]()
+
+    @step
+    async def slow() -> int:
+        ran.append(current_run().step_attempt)
+        if len(ran) < 4:
+            await gate.pass_through()
+        return len(ran)
+
+    @app.workflow
+    async def flow() -> int:
+        return await slow()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        for crash in range(1, 4):
+            while gate.arrived < crash:
+                await sandbox.advance(1, settle=False)
+                await asyncio.sleep(0)
+            await replay(sandbox)
+        await sandbox.advance(minutes=2)
+        assert await run.result() == 4
+        assert ran == [1, 2, 3, 4]
+
+
+async def test_what_was_not_reached_when_the_worker_died_has_lost_no_attempt(play: Play) -> None:
+    app, gate, attempts = new_app(), Gate(), dict[str, int]()
+
+    @step
+    async def first() -> None:
+        if current_run().attempt == 1:
+            await gate.pass_through()
+
+    @step(retry=Retry(attempts=2))
+    async def second() -> None:
+        attempts["second"] = current_run().step_attempt
+
+    @app.workflow
+    async def flow() -> None:
+        await first()
+        await second()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await gate.reached()
+        await replay(sandbox)
+        await run.result()
+        assert attempts == {"second": 1}
+
+
+async def test_a_workflow_retry_keeps_what_succeeded_and_tries_again_what_failed(play: Play) -> None:
+    app, ran = new_app(), list[str]()
+
+    @step
+    async def good() -> None:
+        ran.append("good")
+
+    @step
+    async def bad() -> str:
+        ran.append("bad")
+        if ran.count("bad") < 3:
+            raise ConnectionError("not yet")
+        return "done"
+
+    @app.workflow(retry=Retry(attempts=3, delay=60, jitter=0))
+    async def flow() -> list[object]:
+        await good()
+        return [await bad(), current_run().attempt]
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        status = await run.status()
+        assert status.state == "scheduled"
+        assert status.error is not None
+        assert status.error.message == "not yet"
+        await sandbox.advance(minutes=3)
+        assert await run.result() == ["done", 3]
+        assert ran == ["good", "bad", "bad", "bad"]
+
+
+async def test_a_workflow_retry_ends(play: Play) -> None:
+    app, ran = new_app(), list[int]()
+
+    @app.workflow(retry=Retry(attempts=3, delay=1))
+    async def flow() -> None:
+        ran.append(current_run().attempt)
+        raise ValueError("no")
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.advance(minutes=1)
+        assert await state(run) == "failed"
+        assert ran == [1, 2, 3]
+
+
+async def test_a_failed_run_is_retried_on_request(play: Play) -> None:
+    app, ran = new_app(), list[str]()
+
+    @step
+    async def note(what: str) -> str:
+        ran.append(what)
+        if what == "b" and ran.count("b") == 1:
+            raise ValueError("once")
+        return what
+
+    @app.workflow
+    async def flow() -> list[str]:
+        return [await note(what) for what in "abc"]
+
+    async with play(app):
+        run = await flow.start()
+        with pytest.raises(RunFailed):
+            await run.result()
+        await run.retry()
+        assert await run.result() == ["a", "b", "c"]
+        assert ran == ["a", "b", "b", "c"]
+        await run.retry(from_step="note#2")
+        assert await run.result() == ["a", "b", "c"]
+        assert ran == ["a", "b", "b", "c", "b", "c"]
+
+
+async def test_an_async_step_is_cancelled_when_its_time_is_over(play: Play) -> None:
+    app, gate, cleaned = new_app(), Gate(), list[str]()
+
+    @step(timeout=60, retry=Retry(attempts=2, delay=0))
+    async def hang() -> None:
+        try:
+            await gate.pass_through()
+        finally:
+            cleaned.append("up")
+
+    @app.workflow
+    async def flow() -> str:
+        try:
+            await hang()
+        except StepTimedOut as error:
+            return str(error)
+        return "none"
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        for attempt in (1, 2):
+            await gate.reached(attempt)
+            await sandbox.advance(60, settle=False)
+        assert await run.result() == "step hang took longer than its timeout of 60000 ms"
+        assert cleaned == ["up", "up"]
+
+
+async def test_retries_survive_a_crash_at_any_point(explore: Explore) -> None:
+    app, ran = new_app(), list[int]()
+
+    @step(retry=Retry(attempts=9, delay=60))
+    async def unlucky() -> str:
+        ran.append(1)
+        if len(ran) < 3:
+            raise ConnectionError("not yet")
+        return "done"
+
+    @app.workflow(retry=Retry(attempts=9, delay=60))
+    async def flow() -> str:
+        await sleep(1)
+        done = await unlucky()
+        if current_run().attempt == 1:
+            raise ConnectionError("once more")
+        return done
+
+    report = await explore(flow, before=ran.clear)
+    # A crash counts as an attempt of the run, so that a later crash saves it from the failure; steps are what counts.
+    assert not [problem for problem in report.problems if "step" in problem.what], report

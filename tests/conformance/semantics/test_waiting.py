@@ -1,0 +1,299 @@
+"""Waiting is free, and comes true once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from perdure import current_run, sleep, sleep_until, step, wait_signal
+from perdure.errors import DecodingError, InvalidInput, NotInWorkflow, RunEnded, RunFailed, RunNotFound, SignalTimedOut
+
+from .conftest import Explore, Play
+from .kit import Gate, new_app, replay, state
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Approval:
+    by: str
+    at: datetime
+
+
+async def test_a_sleep_takes_its_time_across_crashes(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> None:
+        await sleep(timedelta(days=3))
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.advance(days=1)
+        await replay(sandbox)
+        await sandbox.advance(days=1.99)
+        assert await state(run) == "waiting"
+        await sandbox.advance(days=0.01)
+        await run.result()
+        status = await run.status()
+        assert status.finished_at == status.created_at + timedelta(days=3)
+
+
+async def test_a_sleep_until_a_moment(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(when: datetime) -> None:
+        await sleep_until(when)
+
+    async with play(app) as sandbox:
+        when = sandbox.clock.time + timedelta(days=1)
+        run, late = await flow.start(when), await flow.start(when - timedelta(days=2))
+        await sandbox.settle()
+        assert [await state(run), await state(late)] == ["waiting", "succeeded"]
+        await sandbox.advance(days=1)
+        assert await state(run) == "succeeded"
+
+
+async def test_a_signal_may_come_before_or_after_the_run_waits(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> list[int]:
+        return [await wait_signal("n", int), await wait_signal("n", int)]
+
+    async with play(app) as sandbox:
+        run = await flow.options(delay=60).start()
+        await run.signal("n", 1)
+        await sandbox.advance(60)
+        assert await state(run) == "waiting"
+        await run.signal("n", 2)
+        assert await run.result() == [1, 2]
+
+
+async def test_signals_come_in_order_by_name_and_once(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> list[object]:
+        last = await wait_signal("b")
+        return [last, *[await wait_signal("a") for _ in range(3)]]
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        for n in range(3):
+            await run.signal("a", n)
+        await sandbox.settle()
+        await replay(sandbox)
+        await run.signal("b", "go")
+        assert await run.result() == ["go", 0, 1, 2]
+
+
+async def test_hundreds_of_signals_come_in_order(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> list[int]:
+        return [await wait_signal("n", int) for _ in range(600)]
+
+    async with play(app):
+        run = await flow.options(delay=0).start()
+        for n in range(600):
+            await run.signal("n", n)
+        assert await run.result() == list(range(600))
+
+
+async def test_a_signal_is_read_as_its_type(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> str:
+        approval = await wait_signal("approve", Approval)
+        return f"{approval.by} {approval.at.year}"
+
+    async with play(app):
+        run = await flow.start()
+        await run.signal("approve", Approval("ada", datetime(2031, 1, 1, tzinfo=UTC)))
+        assert await run.result() == "ada 2031"
+
+
+async def test_a_signal_that_does_not_fit_its_type_can_be_handled(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> int:
+        while True:
+            try:
+                return await wait_signal("n", int)
+            except DecodingError:
+                continue
+
+    async with play(app):
+        run = await flow.start()
+        await run.signal("n", "three")
+        await run.signal("n", 3)
+        assert await run.result() == 3
+
+
+async def test_a_wait_for_a_signal_gives_up_in_time(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> str:
+        try:
+            return await wait_signal("go", str, timeout=timedelta(days=7))
+        except SignalTimedOut:
+            await sleep(1)
+            return "too late"
+
+    async with play(app) as sandbox:
+        timely, late = await flow.start(), await flow.start()
+        await sandbox.advance(days=6)
+        await replay(sandbox)
+        await timely.signal("go", "here")
+        await sandbox.advance(days=2)
+        assert [await timely.result(), await late.result()] == ["here", "too late"]
+
+
+async def test_a_signal_to_a_run_that_ended_is_refused(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> None: ...
+
+    async with play(app):
+        run = await flow.start()
+        await run.result()
+        with pytest.raises(RunEnded):
+            await run.signal("go")
+        with pytest.raises(RunNotFound):
+            await app.run("nobody").signal("go")
+
+
+async def test_a_million_may_wait_for_each_slot(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> None:
+        await wait_signal("go")
+
+    @app.workflow
+    async def other() -> str:
+        return "served"
+
+    async with play(app, concurrency=1) as sandbox:
+        runs = await flow.start_many([()] * 200)
+        await sandbox.settle()
+        assert sandbox.worker.running == 0
+        assert await other.run() == "served"
+        for run in runs:
+            await run.signal("go")
+        await asyncio.gather(*(run.result() for run in runs))
+
+
+async def test_waiting_in_a_step_keeps_the_run_in_memory(play: Play) -> None:
+    app, ran = new_app(), list[int]()
+
+    @step
+    async def ask() -> str:
+        ran.append(1)
+        return await wait_signal("answer", str, timeout=60)
+
+    @app.workflow
+    async def flow() -> str:
+        return await ask()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        assert await state(run) == "running"
+        await run.signal("answer", "yes")
+        assert await run.result() == "yes"
+        assert len(ran) == 1
+
+
+async def test_short_code_between_waits_runs_once_for_each_wake(play: Play) -> None:
+    app, passes = new_app(), list[int]()
+
+    @app.workflow
+    async def flow() -> None:
+        passes.append(current_run().attempt)
+        await sleep(1)
+        await sleep(1)
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.advance(5)
+        await run.result()
+        assert passes == [1, 1, 1], "waits are not attempts"
+
+
+async def test_code_that_is_put_away_may_clean_up_but_not_begin_anything(play: Play) -> None:
+    app, left, ran = new_app(), list[str](), list[str]()
+
+    @step
+    async def clean_up() -> None:
+        ran.append("clean up")
+
+    @app.workflow
+    async def flow() -> None:
+        try:
+            await sleep(60)
+        finally:
+            left.append("left")
+            await clean_up()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        assert await state(run) == "waiting"
+        assert ran == []
+        await sandbox.advance(60)
+        await run.result()
+        assert ran == ["clean up"]
+        assert left[-1] == "left"
+
+
+@pytest.mark.parametrize("call", [lambda: sleep(1), lambda: wait_signal("x"), current_run])
+def test_waits_outside_of_a_run_are_refused(call) -> None:
+    with pytest.raises(NotInWorkflow):
+        call()
+
+
+def test_times_that_cannot_be_are_refused() -> None:
+    for wrong in (lambda: sleep(-1), lambda: sleep_until(datetime(2031, 1, 1)), lambda: sleep(float("nan"))):
+        with pytest.raises(InvalidInput):
+            wrong()
+
+
+async def test_waits_of_all_kinds_survive_a_crash_at_any_point(explore: Explore) -> None:
+    app, gate = new_app(), Gate()
+    gate.open()
+
+    @app.workflow
+    async def child(n: int) -> int:
+        await sleep(timedelta(hours=n))
+        if n == 2:
+            raise ValueError(n)
+        return n
+
+    @app.workflow
+    async def flow() -> list[object]:
+        seen: list[object] = [await wait_signal("a", int)]
+        try:
+            seen.append(await wait_signal("b", int, timeout=60))
+        except SignalTimedOut:
+            seen.append("timed out")
+        for n in (1, 2):
+            try:
+                seen.append(await child.run(n))
+            except RunFailed as error:
+                seen.append(error.info.message)
+        return seen
+
+    report = await explore(flow, signals=[("a", 1)])
+    report.check()
+    assert report.undisturbed == "succeeded with [1, 'timed out', 1, '2']"

@@ -1,0 +1,1 @@
+"""Parts of the engine, each by itself, with nothing real behind it."""

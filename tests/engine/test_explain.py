@@ -1,0 +1,92 @@
+"""`why`: one sentence for each state, with what would change it."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.fakes import record
+from perdure.explain import explain
+from perdure.failures import encode_failure
+from perdure.model import RunRecord, State, Wait, WaitFor, WorkerRecord
+
+NOON = 1_893_499_200_000  # 2030-01-01 12:00 UTC
+
+
+def worker(
+    *, queues: tuple[str, ...] = ("default",), workflows: tuple[str, ...] = ("ship",), slots: int = 2, running: int = 0
+) -> WorkerRecord:
+    return WorkerRecord(
+        id=1,
+        name="w",
+        host="h",
+        pid=1,
+        queues=list(queues),
+        workflows=list(workflows),
+        concurrency=slots,
+        started_at=0,
+        lease_until=0,
+        running=running,
+    )
+
+
+ERROR = encode_failure(ValueError("declined"))
+
+CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
+    (record(State.SCHEDULED, wake_at=NOON), [], 0, "is to start at 2030-01-01 12:00:00 UTC"),
+    (
+        record(State.SCHEDULED, wake_at=NOON, attempt=2, body=ERROR),
+        [],
+        0,
+        "backs off until 2030-01-01 12:00:00 UTC after attempt 1 failed: ValueError: declined",
+    ),
+    (record(State.SCHEDULED, wake_at=NOON, held="queue is paused"), [], 0, "queue is paused, until"),
+    (record(State.QUEUED, held="queue is paused"), [worker()], 0, "is held: queue is paused"),
+    (record(State.QUEUED), [], 0, "no live worker serves workflow ship: start one"),
+    (record(State.QUEUED), [worker(workflows=("bill",))], 0, "no live worker serves workflow ship: the one live"),
+    (
+        record(State.QUEUED, queue="slow"),
+        [worker(), worker(queues=("quick",))],
+        0,
+        "no live worker serves queue slow: those that know workflow ship serve default, quick; start one with"
+        " `--queues slow`",
+    ),
+    (record(State.QUEUED), [worker(running=1)], 0, "is ready: a worker takes it in a moment"),
+    (
+        record(State.QUEUED),
+        [worker(running=2), worker(running=2)],
+        3,
+        "is ready, 3 runs of queue default come before it, and all 4 slots of the 2 live workers are taken",
+    ),
+    (record(State.QUEUED), [worker(running=2)], 1000, "is ready, at least 1000 runs"),
+    (record(State.RUNNING, worker="w-1", attempt=3), [], 0, "runs on worker w-1, attempt 3"),
+    (record(State.RUNNING, worker="w-1", cancelling="enough"), [], 0, "it was asked to end: enough"),
+    (
+        record(State.WAITING, waits=[Wait("sleep#2", WaitFor.TIMER, at=NOON)]),
+        [],
+        0,
+        "waits for 2030-01-01 12:00:00 UTC (sleep#2)",
+    ),
+    (
+        record(
+            State.WAITING,
+            waits=[Wait("signal:approve", WaitFor.SIGNAL, "approve", NOON), Wait("x", WaitFor.RUN, "r2")],
+        ),
+        [],
+        0,
+        "waits for signal approve (until 2030-01-01 12:00:00 UTC) or run r2 to end",
+    ),
+    (record(State.SUCCEEDED, finished_at=NOON), [], 0, "succeeded at 2030-01-01 12:00:00 UTC"),
+    (record(State.FAILED, finished_at=NOON, body=ERROR), [], 0, "failed at 2030-01-01 12:00:00 UTC: ValueError"),
+    (record(State.FAILED, finished_at=NOON, body="not json"), [], 0, "can't be read"),
+    (record(State.CANCELLED, finished_at=NOON, body='"enough"'), [], 0, "was cancelled at 2030-01-01 12:00:00 UTC"),
+]
+
+
+@pytest.mark.parametrize(("run", "workers", "ahead", "says"), CASES, ids=[case[3][:40] for case in CASES])
+def test_it_says_why(run: RunRecord, workers: list[WorkerRecord], ahead: int, says: str) -> None:
+    assert says in explain(run, workers, ahead)
+
+
+@pytest.mark.parametrize("state", State)
+def test_no_state_is_without_words(state: State) -> None:
+    assert explain(record(state), [], 0)
