@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from conformance.kit import (
@@ -23,7 +25,7 @@ from conformance.kit import (
     worker,
 )
 from perdure.model import Limits, State
-from perdure.stores.base import Store, To
+from perdure.stores.base import Store, To, Topic
 
 pytestmark = pytest.mark.anyio
 
@@ -317,3 +319,13 @@ async def settle_rest(busy: Worker, clock: ManualClock) -> int:
             await busy.settle(claim)
             ended += 1
     return ended
+
+
+async def test_a_slot_that_goes_on_wakes_other_workers(store: Store, ada: Worker) -> None:
+    await fill(store, "a", "b")
+    claim = await ada.claim_one()
+    woken = asyncio.Event()
+    subscription = await store.subscribe(Topic.WORK, woken.set)
+    await ada.settle(claim)
+    await asyncio.wait_for(woken.wait(), 5)
+    await subscription.close()

@@ -100,7 +100,9 @@ def plan_of_text(sql: str, params: dict[str, object], path: Path) -> str:
 def test_a_claim_walks_the_ready_index_and_no_table(tmp_path: Path) -> None:
     params = dict.fromkeys(("worker", "slots", "token", "bytes", "page", "now"), 1)
     plan = plan_of("exchange", "claim", {**params}, tmp_path)
-    assert "SEARCH q USING INDEX run_ready (lane=?)" in plan
+    assert "SEARCH q USING COVERING INDEX run_ready (lane=? AND owner=?)" in plan or (
+        "SEARCH q USING INDEX run_ready (lane=? AND owner=?)" in plan
+    )
     assert not [line for line in plan.splitlines() if line.startswith("SCAN") and line.split()[1] in ("run", "r", "q")]
 
 
@@ -152,3 +154,11 @@ def test_counts_walk_no_runs_that_are_queued_or_have_ended(tmp_path: Path) -> No
     plan = plan_of("read", "counts", {}, tmp_path)
     walks = {line for line in plan.splitlines() if " run " in line}
     assert walks == {"SCAN run USING COVERING INDEX run_away", "SCAN run USING INDEX run_owned"}
+
+
+def test_a_claim_within_budgets_reads_heads_of_lanes_and_no_table(tmp_path: Path) -> None:
+    plan = plan_of("exchange", "heads", {"worker": 1, "least": -1, "slots": 3}, tmp_path)
+    assert "run_ready (lane=? AND owner=?)" in plan
+    assert not [line for line in plan.splitlines() if line.startswith("SCAN") and line.split()[1] in ("run", "r", "q")]
+    assert "run_owned" in plan_of("exchange", "running", {}, tmp_path)
+    assert "scope_budget" in plan_of("exchange", "budgets", {"groups": "[]"}, tmp_path)

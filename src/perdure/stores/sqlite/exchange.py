@@ -24,13 +24,14 @@ DUE_SCHEDULES = 10
 """The most schedules that one reply tells of as due."""
 
 _SQL = load("exchange")
-_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION = 1, 2, 4, 8, 16, 32
+_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION, _GROUP = 1, 2, 4, 8, 16, 32, 64
 
 _Flags = msgspec.json.Decoder(list[tuple[int, int]])
 _Cancelled = msgspec.json.Decoder(list[tuple[int, str]])
 _Claims = msgspec.json.Decoder(list[Claim])
 _Numbers = msgspec.json.Decoder(list[int])
 _Due = msgspec.json.Decoder(list[ScheduleRecord])
+_Ties = msgspec.json.Decoder(list[tuple[int, str, str, str]])
 _Seen = msgspec.json.Decoder(list[Seen])
 
 
@@ -208,15 +209,15 @@ def _settle(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
         return False
     decided = plan(settles, head.having(_CANCELLING), transaction.now)
     woken = carry_out(transaction, decided)
-    tied = head.having(_SESSION)
-    if any(settle.token in tied for settle in settles):
+    if head.having(_SESSION):
         transaction.change(_SQL["rest"], {"now": transaction.now})
     if decided.ended:
         transaction.tell.add(Topic.ENDED)
         children = head.having(_CHILD)
         if any(settle.token in children for settle in settles):
             transaction.tell.add(Topic.WORK)  # The parent may be running, and watch for this.
-    return woken or decided.queued
+    # A slot of a group may have gone on to a run that nobody named.
+    return woken or decided.queued or bool(head.having(_GROUP))
 
 
 def _take_up(transaction: Transaction, head: _Head) -> tuple[bool, bool]:
@@ -243,7 +244,7 @@ def _reply(
     if not head.known:
         return Exchanged(now, [], refused, [], [], None, more=False, gone=True), True
     first, last = token_range(exchange)
-    claims, cancelled, timer, deadline, slot, due, more, left = transaction.row(
+    claims, ties, cancelled, timer, deadline, slot, due, more, left = transaction.row(
         _SQL["reply"],
         {
             "worker": exchange.worker,
@@ -256,7 +257,7 @@ def _reply(
     )
     return Exchanged(
         now=now,
-        claims=_claims(claims),
+        claims=_claims(claims, ties),
         refused=refused,
         cancelled=_Cancelled.decode(cancelled),
         seen=_watch(transaction, exchange, head),
@@ -266,12 +267,15 @@ def _reply(
     ), bool(left)
 
 
-def _claims(rows: str) -> list[Claim]:
+def _claims(rows: str, ties: str) -> list[Claim]:
     claims = sorted(_Claims.decode(rows), key=lambda claim: claim.token)
+    tied = {token: each for token, *each in _Ties.decode(ties)}
     for claim in claims:
         claim.more_checkpoints = len(claim.checkpoints) > PAGE
         claim.more_signals = len(claim.signals) > PAGE
         del claim.checkpoints[PAGE:], claim.signals[PAGE:]
+        if claim.token in tied:
+            claim.group, claim.session, claim.version = tied[claim.token]
     return claims
 
 

@@ -3,7 +3,8 @@
 
 -- name: head
 -- What the rest of the exchange depends on: of the claims that are named, those with something to be minded (flags:
--- 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a parent, 32 has a session), the next times, how
+-- 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a parent, 32 has a session, 64 has a group), the
+-- next times, when the first session has been idle for long enough, how
 -- many sessions the worker may own (NULL when it is not known), and whether claims have to look at budgets.
 -- Reads by primary key; run_timer, run_deadline, schedule_next, session_idle and scope_budget for one entry.
 SELECT
@@ -15,7 +16,7 @@ SELECT
                 CASE
                     WHEN r.state = 'running' AND r.token = json_extract(e.value, '$[1]') THEN
                         (r.cancelling IS NOT NULL) * 4 + (r.crashes > 0) * 8 + (r.parent IS NOT NULL) * 16
-                        + (r.session IS NOT NULL) * 32
+                        + (r.session IS NOT NULL) * 32 + (r.grp IS NOT NULL) * 64
                     WHEN r.settled = json_extract(e.value, '$[1]') THEN 2
                     ELSE 1
                 END AS flags
@@ -423,7 +424,7 @@ WHERE position IS NOT NULL OR ended IS NOT NULL OR at <= :now;
 
 -- name: reply
 -- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals, one more
--- than a page where there are more; owned runs to be cancelled; the next times; schedules that are due; whether more is ready for it, and whether anything is ready for anybody.
+-- than a page where there are more; what ties some of them to others; owned runs to be cancelled; the next times; schedules that are due; whether more is ready for it, and whether anything is ready for anybody.
 -- Uses run_owned, run_cancelling, run_timer, run_deadline, schedule_next, run_ready, and primary keys.
 SELECT
     (
@@ -472,16 +473,22 @@ SELECT
                     ELSE json('{}')
                 END,
                 'more_checkpoints', json('false'),
-                'more_signals', json('false'),
-                'group', coalesce((SELECT g.key FROM grp AS g WHERE g.id = r.grp), ''),
-                'session', coalesce((SELECT s.key FROM session AS s WHERE s.id = r.session), ''),
-                'version', l.version
+                'more_signals', json('false')
             )
         )
         FROM run AS r INDEXED BY run_owned
         CROSS JOIN lane AS l ON l.id = r.lane
         CROSS JOIN input AS i ON i.run = r.seq
         WHERE r.worker = :worker AND r.state = 'running' AND r.token BETWEEN :first AND :last
+    ),
+    (
+        SELECT json_group_array(json_array(r.token, coalesce(g.key, ''), coalesce(s.key, ''), l.version))
+        FROM run AS r INDEXED BY run_owned
+        CROSS JOIN lane AS l ON l.id = r.lane
+        LEFT JOIN grp AS g ON g.id = r.grp
+        LEFT JOIN session AS s ON s.id = r.session
+        WHERE r.worker = :worker AND r.state = 'running' AND r.token BETWEEN :first AND :last
+            AND (r.grp IS NOT NULL OR r.session IS NOT NULL OR l.version <> '')
     ),
     (
         SELECT json_group_array(json_array(token, cancelling))
