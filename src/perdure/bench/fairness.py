@@ -16,6 +16,10 @@ from perdure.bench.target import Target, new_queue
 _LARGE = "large"
 
 
+def _itself(group: str) -> str:
+    return group
+
+
 class Groups(Struct, frozen=True):
     """A large group whose runs are there first, and small ones that come after it."""
 
@@ -36,7 +40,7 @@ async def measure(target: Target, groups: Groups, workers: int, concurrency: int
     drained = asyncio.Event()
     async with App(target.url) as app, AsyncExitStack() as stack:
 
-        @app.workflow(name="bench.turn", queue=new_queue(), group=lambda group: group)
+        @app.workflow(name="bench.turn", queue=new_queue(), group=_itself)
         async def turn(group: str) -> None:
             nonlocal left
             if group != _LARGE:
