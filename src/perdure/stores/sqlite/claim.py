@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from perdure.budget import Budget, Head, Meter, Pick, pick, scopes_of, spend
 from perdure.model import Millis, Rate, Scope, ScopeKind
 from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Exchange
-from perdure.stores.budget import Budget, Head, Meter, Pick, pick, scopes_of, spend
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
 

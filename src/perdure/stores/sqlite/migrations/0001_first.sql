@@ -33,7 +33,8 @@ CREATE TABLE run (
     cut_off INTEGER NOT NULL DEFAULT 0,
     wake_at INTEGER,                      -- when its timer is due; NULL as soon as it is queued
     deadline INTEGER,
-    cancelling TEXT,
+    cancelling TEXT,                      -- why it is to be cancelled; NULL when it is not
+    overdue INTEGER NOT NULL DEFAULT 0,   -- whether that is for its deadline; means nothing without `cancelling`
     created_at INTEGER NOT NULL,
     started_at INTEGER,
     finished_at INTEGER,                  -- NULL exactly while the state is not final

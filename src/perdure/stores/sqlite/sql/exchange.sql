@@ -135,18 +135,6 @@ SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:
 INSERT OR REPLACE INTO status (run, body)
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:told);
 
--- name: lead
--- Makes checkpoints of children those of other runs. Uses checkpoint_key.
-UPDATE checkpoint SET body = e.body, size = length(CAST(e.body AS BLOB))
-FROM (
-    SELECT
-        json_extract(value, '$[0]') AS run,
-        json_extract(value, '$[1]') AS key,
-        json_quote(json_extract(value, '$[2]')) AS body
-    FROM json_each(:led)
-) AS e
-WHERE checkpoint.run = e.run AND checkpoint.key = e.key;
-
 -- name: outcomes
 -- Keeps the bodies of runs. Uses the primary key.
 INSERT OR REPLACE INTO outcome (run, body)
@@ -442,7 +430,11 @@ SELECT
                 'created_at', r.created_at,
                 'deadline', r.deadline,
                 'parent', r.parent,
-                'cancelling', r.cancelling,
+                'cancelling', CASE
+                    WHEN r.cancelling IS NOT NULL THEN json_object(
+                        'reason', r.cancelling, 'deadline', json(CASE WHEN r.overdue THEN 'true' ELSE 'false' END)
+                    )
+                END,
                 'checkpoints', (
                     SELECT json_group_array(
                         json_object(
@@ -491,7 +483,12 @@ SELECT
             AND (r.grp IS NOT NULL OR r.session IS NOT NULL OR l.version <> '')
     ),
     (
-        SELECT json_group_array(json_array(token, cancelling))
+        SELECT json_group_array(
+            json_array(
+                token,
+                json_object('reason', cancelling, 'deadline', json(CASE WHEN overdue THEN 'true' ELSE 'false' END))
+            )
+        )
         FROM run INDEXED BY run_cancelling
         WHERE worker = :worker AND state = 'running' AND cancelling IS NOT NULL
     ),
