@@ -276,7 +276,6 @@ class StoreMachine(RuleBasedStateMachine):
         if len(self.workers) < 3:
             self.workers.append(self.register(rng.choice(LANES), rng.choice(LEASES), rng.randint(0, 2)))
 
-
     def claim(self, rng: Random) -> None:
         worker = self.some_worker(rng)
         self.say(worker, self.next_exchange(worker, rng.randint(1, 4)))
