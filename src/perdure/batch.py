@@ -96,7 +96,7 @@ class Batch(Generic[R]):
                     raise outcome
             return cast("list[R]", outcomes)
 
-        return Call(wait_durably, what, execution.wait_from_thread)
+        return Call(wait_durably, what, execution)
 
     def ended(self) -> Stream[Run[R]]:
         """Its runs as they end, each once; those that have ended already come first. Not inside of a workflow, where

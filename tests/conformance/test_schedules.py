@@ -126,8 +126,7 @@ async def test_a_worker_without_free_slots_fires_and_a_claim_may_bring_the_run(
 async def test_a_store_with_many_schedules_tells_of_all_of_them_bit_by_bit(
     store: Store, ada: Worker, clock: ManualClock
 ) -> None:
-    for n in range(35):
-        slot = await put(store, every(name=f"s{n}"))
+    slot = max([await put(store, every(name=f"s{n}")) for n in range(35)])
     until(clock, slot)
     for _ in range(36):
         reply = await ada.exchange()
@@ -358,8 +357,8 @@ async def test_a_queued_run_begins_after_an_earlier_one_that_waits(
 async def test_slots_missed_at_once_overlap_as_if_they_had_come_one_by_one(
     store: Store, ada: Worker, clock: ManualClock
 ) -> None:
-    for n, overlap in enumerate(Overlap):
-        slot = await put(store, every(name=str(n), missed=Missed.ALL, overlap=overlap))
+    schedules = [every(name=str(n), missed=Missed.ALL, overlap=overlap) for n, overlap in enumerate(Overlap)]
+    slot = max([await put(store, schedule) for schedule in schedules])
     until(clock, slot + 2 * MINUTE)
     reply = await work(ada)
     while reply.due:

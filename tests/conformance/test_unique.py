@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 import msgspec
 import pytest
@@ -126,15 +128,15 @@ async def delete(store: Store, worker: Worker, clock: ManualClock) -> None:
     await store.delete("a", force=True)
 
 
-ENDS = [succeed, fail, cancel, cancel_running, miss_the_deadline, poison, delete]
+End: TypeAlias = Callable[[Store, Worker, ManualClock], Awaitable[None]]
+ENDS: list[End] = [succeed, fail, cancel, cancel_running, miss_the_deadline, poison, delete]
 
 
 @pytest.mark.parametrize("mode", [EXISTING, REPLACE])
 @pytest.mark.parametrize("end", ENDS)
 async def test_the_key_is_free_when_the_run_has_ended(
-    store: Store, ada: Worker, clock: ManualClock, mode: Unique, end: object
+    store: Store, ada: Worker, clock: ManualClock, mode: Unique, end: End
 ) -> None:
-    assert callable(end)
     await store.enqueue([start("a", unique=mode, timeout=60_000, max_crashes=1)])
     await end(store, ada, clock)
     assert await begin(store, start("b", unique=mode)) == Started("b", False, True)

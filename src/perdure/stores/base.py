@@ -205,8 +205,7 @@ class Exchanged(Struct):
     now: Millis
     claims: list[Claim]
     refused: list[int]
-    """Tokens in `saves`, `told`, `settles` or `watches` that own their run no more; none of their writes took
-    effect."""
+    """Tokens in all that was said of runs that own their run no more; none of their writes took effect."""
     cancelled: list[tuple[int, str]]
     """Token and reason of owned runs that somebody wants cancelled; repeated in each reply until they settle."""
     seen: list[Seen]
