@@ -388,16 +388,24 @@ class Reference:
         live = [run.shown for run in self.runs.values() if not run.shown.state.final]
         times = [run.wake_at for run in live] + [run.deadline for run in live if not run.cancelling]
         sessions = self.workers[worker].sessions
-        if sessions and self.turns.rooms(worker, sessions) <= 0:
+        if self._wanted(worker) and self.turns.rooms(worker, sessions) <= 0:
             times += self.turns.keeps_until(worker)
         return min((time for time in times if time is not None), default=None)
 
-    def ready(self, worker: int) -> list[Run]:
-        """What the worker may claim, in order."""
+    def _wanted(self, worker: int) -> bool:
+        """Whether a session that nobody owns has a run for the worker, which takes sessions."""
+        mine = [run for run in self._queued(worker) if run.slot != 2 and not self.turns.paused(run)]
+        owners = [session.owner for run in mine if (session := self.turns.session(run)) is not None]
+        return self.workers[worker].sessions > 0 and None in owners
+
+    def _queued(self, worker: int) -> list[Run]:
         lanes = self.workers[worker].lanes
         queued = [run for run in self.runs.values() if run.shown.state == State.QUEUED]
-        mine = [run for run in queued if (run.shown.queue, run.shown.workflow) in lanes]
-        may = [run for run in mine if self.turns.claimable(run, worker, self.workers[worker].sessions)]
+        return [run for run in queued if (run.shown.queue, run.shown.workflow) in lanes]
+
+    def ready(self, worker: int) -> list[Run]:
+        """What the worker may claim, in order."""
+        may = [run for run in self._queued(worker) if self.turns.claimable(run, worker, self.workers[worker].sessions)]
         return sorted(may, key=lambda run: run.rank)
 
     def _claim(self, said: Exchange, claims: list[Claim]) -> None:

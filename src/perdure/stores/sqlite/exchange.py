@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from perdure.model import Millis, ScheduleRecord, Started
 from perdure.stores.base import PAGE, Cancelling, Claim, Exchange, Exchanged, Existed, Save, Seen, Settle, Topic
-from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, token_range
+from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, sessions_wanted, token_range
 from perdure.stores.sqlite.control import expire
 from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction
@@ -49,11 +49,6 @@ class _Head(msgspec.Struct):
     limited: bool
     known: bool
 
-    @property
-    def strict(self) -> bool:
-        """Whether a claim has to look at limits, rates or sessions."""
-        return self.known and (self.limited or self.sessions > 0)
-
     def having(self, flag: int) -> set[int]:
         return {token for token, flags in self.flags.items() if flags & flag}
 
@@ -70,7 +65,8 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     head = _head(transaction, exchange)
     if head.timers_due or head.deadlines_due or head.sessions_idle:
         return None
-    reply, _ = _reply(transaction, exchange, head, outlook(transaction, exchange.worker) if head.strict else None)
+    left_over = outlook(transaction, exchange.worker) if _strict(transaction, exchange, head) else None
+    reply, _ = _reply(transaction, exchange, head, left_over)
     return None if reply.more and exchange.slots > 0 else reply
 
 
@@ -85,10 +81,11 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
         ready |= _fire(transaction, exchange)
         promoted, more = _take_up(transaction, head)
         ready |= promoted
+        strict = _strict(transaction, exchange, head)
         # While there are more runs whose time is over, a claim might bring one of them: they come first.
         if exchange.slots > 0 and not (head.deadlines_due and more):
-            claim_for(transaction, exchange, strict=head.strict)
-        if head.strict:
+            claim_for(transaction, exchange, strict=strict)
+        if strict:
             left_over = outlook(transaction, exchange.worker)
     reply, left = _reply(transaction, exchange, head, left_over)
     # What settles frees its share of a limit, for which runs of others may wait.
@@ -99,6 +96,11 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     reply.more |= more
     reply.existed = existed
     return reply
+
+
+def _strict(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
+    """Whether a claim has to look at limits, rates or sessions; what is ready tells all otherwise."""
+    return head.known and (head.limited or (head.sessions > 0 and sessions_wanted(transaction, exchange.worker)))
 
 
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:

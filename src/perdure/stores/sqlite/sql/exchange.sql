@@ -277,13 +277,19 @@ FROM (
 );
 
 -- name: rooms
--- How many more sessions the worker may own, and until when it keeps the first one of those of which no run is there.
--- Uses session_owned.
+-- How many more sessions the worker may own, until when it keeps the first one of those of which no run is there, and
+-- whether a run is ready in its lanes whose session nobody owns. Uses session_owned and run_ready.
 SELECT
     w.sessions - (SELECT count(*) FROM session AS s INDEXED BY session_owned WHERE s.owner = w.id),
     (
         SELECT s.idle_until FROM session AS s INDEXED BY session_owned
         WHERE s.owner = w.id AND s.idle_until > 0 ORDER BY s.idle_until LIMIT 1
+    ),
+    EXISTS (
+        SELECT 1
+        FROM worker_lane AS s CROSS JOIN run AS q INDEXED BY run_ready
+        WHERE s.worker = w.id AND s.owner = -1
+            AND q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
     )
 FROM worker AS w WHERE w.id = :worker;
 
