@@ -256,6 +256,7 @@ async def test_a_report_is_made_every_night(example: Callable[[str], Any]) -> No
         runs = await nightly.app.runs(workflow="nightly", state="succeeded")
         # Clocks go forward on the 31st: half past two does not exist then.
         assert [run.id for run in reversed(runs)] == [
-            f"nightly@2030-{night}Z" for night in ("03-30T01:30:00", "03-31T01:00:00", "04-01T00:30:00", "04-02T00:30:00")
+            f"nightly@2030-{night}Z"
+            for night in ("03-30T01:30:00", "03-31T01:00:00", "04-01T00:30:00", "04-02T00:30:00")
         ]
         assert {(run.progress["done"], run.progress["note"]) for run in runs} == {(3, "1700 in all")}

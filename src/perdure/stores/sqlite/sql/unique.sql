@@ -62,7 +62,7 @@ FROM json_each(:runs) AS e
 CROSS JOIN run AS r ON r.seq = e.value
 CROSS JOIN lane AS l ON l.id = r.lane
 WHERE r.unique_key IS NOT NULL
-    AND r.debounced IS NULL
+    AND (r.debounced IS NULL OR r.started_at IS NULL)
     AND (
         EXISTS (
             SELECT 1
@@ -75,6 +75,9 @@ WHERE r.unique_key IS NOT NULL
         OR EXISTS (
             SELECT 1
             FROM json_each(:runs) AS b CROSS JOIN run AS o ON o.seq = b.value CROSS JOIN lane AS m ON m.id = o.lane
-            WHERE b.key < e.key AND o.unique_key = r.unique_key AND m.workflow = l.workflow AND o.debounced IS NULL
+            WHERE b.key < e.key
+                AND o.unique_key = r.unique_key
+                AND m.workflow = l.workflow
+                AND (o.debounced IS NULL OR o.started_at IS NULL)
         )
     );
