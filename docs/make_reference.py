@@ -56,7 +56,18 @@ def reference() -> str:
         " `perdure.testing`. A `Call` is awaited in async code; sync code says `.wait()`.",
         "",
     ]
-    for name in ("App", "Workflow", "step", "Step", "Retry", "sleep", "sleep_until", "wait_signal", "progress", "current_run"):
+    for name in (
+        "App",
+        "Workflow",
+        "step",
+        "Step",
+        "Retry",
+        "sleep",
+        "sleep_until",
+        "wait_signal",
+        "progress",
+        "current_run",
+    ):
         lines += _entry(name, getattr(perdure, name))
     for name in ("RunContext", "Run", "RunStatus", "Event", "State", "Batch", "BatchProgress", "Call", "Stream"):
         lines += _entry(name, getattr(perdure, name))

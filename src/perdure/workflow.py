@@ -240,6 +240,8 @@ class StartCall(Generic[P, R]):
         workflow, options = self._workflow, self._options
         if options.unique is not None or workflow.definition.unique is not None:
             raise InvalidInput(f"runs of a batch are its own, so they can't have a unique key: {workflow.name}")
+        if callback is not None and callback.definition.unique is not None:
+            raise InvalidInput(f"a batch calls back once, so its callback can't have a unique key: {callback.name}")
         starts = self._make_many(inputs, "start_batch")
         what = f"start_batch of {workflow.name}"
         scope = _workflow_scope()

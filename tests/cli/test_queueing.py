@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +15,7 @@ import pytest
 from perdure import App
 
 from .conftest import Run
-from .kit import start
+from .kit import PATIENCE, environment, start
 
 URL = ["--url", "sqlite:///shop.db"]
 
@@ -114,6 +118,30 @@ def test_top_shows_once_where_there_is_no_terminal(perdure: Run, app: App) -> No
     assert result.exit_code == 0
     assert "0 running, 1 ready, 0 ended in the last minute, 0 workers with 0 slots" in result.output
     assert "QUEUE" in result.output and "WORKER" in result.output
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_top_goes_on_in_a_terminal_until_q(app: App, shop: Path) -> None:
+    import pty
+
+    start(app, "sell", "egg", id="a")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "perdure", "top", *URL, "--every", "0.1"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=shop, env=environment()) as process:
+        os.close(theirs)
+        seen = b""
+        try:
+            while seen.count(b"1 ready") < 2:
+                seen += os.read(ours, 65536)
+            os.write(ours, b"q")
+            while os.read(ours, 65536):
+                pass
+        except OSError:  # its end of the terminal is closed
+            pass
+        finally:
+            os.close(ours)
+            code = process.wait(PATIENCE)
+    assert (code, seen.count(b"1 ready") >= 2) == (0, True), seen
 
 
 # --- runs

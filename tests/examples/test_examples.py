@@ -233,7 +233,7 @@ def test_a_web_application_starts_shows_and_approves_an_order(example: Callable[
 async def test_messages_to_a_customer_keep_their_order_and_the_rate(example: Callable[[str], Any]) -> None:
     customers = example("customers")
     sent: list[str] = []
-    customers.print = lambda text: sent.append(text)
+    customers.print = sent.append
     async with testing.run(customers.app) as sandbox:
         await customers.notify.start_many([(who, str(n)) for n in range(10) for who in ("ada", "bob")])
         await sandbox.settle()

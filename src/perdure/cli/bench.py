@@ -149,6 +149,20 @@ def claim(
 
 @bench.command()
 @_where
+@_option("--large", 20_000, "Runs of the large group.")
+@_option("--small", 50, "Small groups.")
+@_option("--each", 20, "Runs of each small group.")
+@_option("--workers", 2, "Workers, in one process.")
+@_option("--concurrency", 50, "Runs that each worker executes at once.")
+def fairness(url: str | None, as_json: bool, large: int, small: int, each: int, workers: int, concurrency: int) -> None:
+    """How long small groups wait beside a large one that was there first."""
+    from perdure.bench.fairness import Groups, measure
+
+    _report(url, as_json, lambda target: measure(target, Groups(large, small, each), workers, concurrency))
+
+
+@bench.command()
+@_where
 @_option("--runs", 10_000, "Runs to park, half of them on timers, half on signals.")
 @_option("--wakes", 200, "Runs more of either kind to wake, one after another.")
 def waiting(url: str | None, as_json: bool, runs: int, wakes: int) -> None:

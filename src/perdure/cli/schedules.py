@@ -36,14 +36,14 @@ def schedules() -> None:
 @click.option("--at", type=moment_in_time, metavar="MOMENT", help="Instead of --cron, once: 2030-01-31T12:00:00Z.")
 @click.option(
     "--missed",
-    type=click.Choice(list(Missed)),
+    type=click.Choice([each.value for each in Missed]),
     default=Missed.LAST.value,
     show_default=True,
     help="Times that passed while no worker lived.",
 )
 @click.option(
     "--overlap",
-    type=click.Choice(list(Overlap)),
+    type=click.Choice([each.value for each in Overlap]),
     default=Overlap.ALLOW.value,
     show_default=True,
     help="While the run before goes on.",

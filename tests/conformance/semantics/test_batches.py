@@ -131,9 +131,14 @@ async def test_batches_that_can_not_be(play: Play) -> None:
     async def item(n: int) -> int:
         return n
 
+    @app.workflow(unique="k")
+    async def report(batch_id: str) -> None: ...
+
     async with play(app):
         with pytest.raises(InvalidInput, match="can't have a unique key"):
             single.start_batch([1])
+        with pytest.raises(InvalidInput, match="calls back once"):
+            item.start_batch([1], callback=report)
         with pytest.raises(InvalidInput) as error:
             item.start_batch([1, "two"])
         assert "at item 1 of start_batch; no run was started" in error.value.__notes__

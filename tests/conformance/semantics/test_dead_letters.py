@@ -82,6 +82,22 @@ async def test_a_step_that_failed_before_a_crash_is_the_cause_after_it_too(play:
         assert [each.cause for each in await app.failures()] == ["ValueError in charge"]
 
 
+async def test_a_worker_prunes_in_the_background(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.engine.worker.PRUNE_PAUSE", 0.01)
+    app = new_app()
+
+    @app.workflow
+    async def item(n: int) -> int:
+        return n
+
+    app.retain(count=1)
+    async with play(app):
+        await item.start_many(range(5))
+        async for left in app.client.follow(lambda store: store.counts()):
+            if [count.runs for count in left] == [1]:
+                break
+
+
 async def test_pruning_goes_by_the_most_specific_policy(play: Play) -> None:
     app = new_app()
 
