@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from conformance import uniques
 from conformance.kit import ManualClock
 from conformance.turns import Turns
 from perdure.model import (
@@ -107,7 +108,14 @@ class Reference:
             there = self.runs[wanted.id].shown
             return Started(wanted.id, True, (there.workflow, there.input) == (wanted.workflow, wanted.input))
         now = self.clock.now()
-        due = wanted.at if wanted.at is not None else now + (wanted.delay or 0)
+        due = uniques.due(wanted, now)
+        holder = uniques.holder(self.runs.values(), wanted, now)
+        if holder is not None:
+            if uniques.replaces(wanted, holder):
+                holder.shown.input = wanted.input
+                holder.shown.deadline = None if wanted.timeout is None else max(due, now) + wanted.timeout
+                self._go(holder, State.SCHEDULED if due > now else State.QUEUED, due if due > now else None)
+            return Started(holder.id, True, True)
         self.positions += 1
         run = self.runs[wanted.id] = Run(
             RunRecord(
@@ -126,6 +134,7 @@ class Reference:
                 position=self.positions,
                 group=wanted.group,
                 session=wanted.session,
+                unique=wanted.unique.key if wanted.unique else "",
             ),
             start=wanted,
             slot=0 if wanted.group else None,

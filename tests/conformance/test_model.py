@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
+from conformance import uniques
 from conformance.conftest import STORES
 from conformance.kit import (
     BILL,
@@ -39,8 +40,8 @@ from conformance.kit import (
     of_workflow,
 )
 from conformance.reference import Reference, Run
-from perdure.errors import RunEnded, RunNotEnded
-from perdure.model import Json, Kind, Limits, Outcome, RunRecord, Signal, Start, State, Wait
+from perdure.errors import KeyTaken, RunEnded, RunNotEnded
+from perdure.model import Json, Kind, Limits, OnConflict, Outcome, RunRecord, Signal, Start, State, Unique, Wait
 from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Save, Settle, To, Watch
 
 T = TypeVar("T")
@@ -121,6 +122,8 @@ class StoreMachine(RuleBasedStateMachine):
         return rng.choice(self.workers)
 
     def some_start(self, rng: Random, parent: str | None = None) -> Start:
+        # What is replaced moves in its group, at a time that the store is free to choose: so no key goes with a group.
+        keyed = parent is None and rng.random() < 0.2
         return Start(
             id=rng.choice([f"r{len(self.reference.runs)}"] * 4 + list(self.reference.runs)[-2:]),
             workflow=rng.choice([SHIP, BILL]),
@@ -131,10 +134,11 @@ class StoreMachine(RuleBasedStateMachine):
             timeout=rng.choice([None, None, None, 3_000, 30_000]),
             max_crashes=rng.choice([1, 3, 5, 5]),
             parent=parent,
-            group=rng.choice(["", "", "g", "h"]),
+            unique=Unique(rng.choice("uv"), rng.choice(list(OnConflict)), rng.choice([500, 5_000])) if keyed else None,
+            group="" if keyed else rng.choice(["", "", "g", "h"]),
             group_limit=rng.choice([1, 1, 2]),
             group_keep=rng.random() < 0.5,
-            session=rng.choice(["", "", "", "s", "t"]),
+            session="" if keyed else rng.choice(["", "", "", "s", "t"]),
         )
 
     def some_waits(self, rng: Random) -> list[Wait]:
@@ -256,7 +260,12 @@ class StoreMachine(RuleBasedStateMachine):
         if not run.shown.state.final:
             with pytest.raises(RunNotEnded):
                 self.run(self.store.retry(run.id, from_key=key))
-        elif run.shown.state != State.SUCCEEDED or key is not None:
+        elif run.shown.state == State.SUCCEEDED and key is None:
+            pass
+        elif uniques.taken(self.reference.runs.values(), run):
+            with pytest.raises(KeyTaken):
+                self.run(self.store.retry(run.id, from_key=key))
+        else:
             self.run(self.store.retry(run.id, from_key=key))
             self.reference.retry(run.id, key)
 

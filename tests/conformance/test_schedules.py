@@ -415,3 +415,22 @@ async def test_a_fire_without_runs_moves_the_schedule_on(store: Store, ada: Work
     until(clock, slot)
     reply = await ada.exchange(fires=[Fire("s", slot, [], slot + 5), Fire("s", slot, [start("x")], slot + 9)])
     assert (reply.next_at, await made(store)) == (slot + 5, [])
+
+
+async def test_a_queued_run_of_a_group_takes_its_slot_when_it_begins(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    slot = await put(store, replace(every(overlap=Overlap.QUEUE), start=start("", group="g")))
+    until(clock, slot)
+    await work(ada)
+    first = await ada.claim_one()
+    clock.advance(ms=MINUTE)
+    await work(ada)
+    await store.enqueue([start("other", group="g")])
+    assert await ada.claim() == []
+    await ada.settle(first)
+    one = await ada.claim()
+    assert len(one) == 1, "one at a time, whoever comes first"
+    await ada.settle(one[0])
+    other = await ada.claim()
+    assert {one[0].id, other[0].id} == {"other", run_id("s", slot + MINUTE)}

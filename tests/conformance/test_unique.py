@@ -20,13 +20,14 @@ from conformance.kit import (
     for_signal,
     keys,
     message,
+    of_group,
     record,
     save,
     start,
     worker,
 )
 from perdure.errors import KeyTaken
-from perdure.model import Kind, OnConflict, RunQuery, Start, Started, State, Unique
+from perdure.model import Kind, Limits, Millis, OnConflict, Rate, RunQuery, Start, Started, State, Unique
 from perdure.stores.base import Existed, Store, To
 
 pytestmark = pytest.mark.anyio
@@ -246,6 +247,49 @@ async def test_a_debounced_run_that_failed_may_be_retried_beside_the_next_one(
     await begin(store, start("b", unique=DEBOUNCE))
     await store.retry("a")
     assert (await begin(store, start("c", unique=DEBOUNCE))).id == "b"
+
+
+async def test_a_debounced_run_that_was_cancelled_before_it_began_is_not_retried_beside_the_next_one(
+    store: Store,
+) -> None:
+    await begin(store, start("a", unique=DEBOUNCE))
+    await store.cancel("a", "x")
+    await begin(store, start("b", unique=DEBOUNCE))
+    with pytest.raises(KeyTaken):
+        await store.retry("a")
+
+
+async def test_a_replaced_run_moves_in_its_group(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("a", group="g"), start("b", group="g", unique=REPLACE), start("c", group="g")])
+    claim = await ada.claim_one()
+    await begin(store, start("d", unique=REPLACE, delay=5000, input="2"))
+    await ada.settle(claim)
+    [claim] = await ada.claim()
+    assert claim.id == "c"
+    clock.advance(ms=5000)
+    assert await ada.claim() == []
+    await ada.settle(claim)
+    assert [(claim.id, claim.input) for claim in await ada.claim()] == [("b", "2")]
+
+
+async def test_a_replaced_run_that_has_its_turn_gives_it_on(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("a", group="g", unique=REPLACE), start("b", group="g")])
+    await begin(store, start("c", unique=REPLACE, delay=5000))
+    assert [claim.id for claim in await ada.claim()] == ["b"]
+
+
+@pytest.mark.parametrize(("delay", "begins"), [(0, 1000), (500, 1000), (5000, 5000)])
+async def test_a_replaced_run_that_a_rate_put_off_begins_no_earlier(
+    store: Store, ada: Worker, clock: ManualClock, delay: Millis, begins: Millis
+) -> None:
+    await store.set_limits(of_group("g"), Limits(rate=Rate(1, 1000, 1)), "ada")
+    await store.enqueue([start("a", group="g", group_limit=9), start("b", group="g", group_limit=9, unique=REPLACE)])
+    assert [claim.id for claim in await ada.claim()] == ["a"]
+    await begin(store, start("c", unique=REPLACE, delay=delay, input="2"))
+    clock.advance(ms=begins - 1)
+    assert await ada.claim() == []
+    clock.advance(ms=1)
+    assert [(claim.id, claim.input) for claim in await ada.claim()] == [("b", "2")]
 
 
 # --- throttle

@@ -68,7 +68,9 @@ async def fill(store: Store) -> int:
     await store.set_limits(Scope(ScopeKind.QUEUE, "q"), Limits(running=9), "ada")
     await store.open_batch("batch", [run("secret-1", unique=Unique("key")), run("secret-2")], run("secret-callback"))
     await store.enqueue([run(f"secret-tied-{n}", group="secret-group", session="secret-session") for n in range(2)])
-    worker = Registration(name="a", host="h", pid=1, queues=["q"], workflows=["w"], sessions=9, concurrency=9, lease=10**9)
+    worker = Registration(
+        name="a", host="h", pid=1, queues=["q"], workflows=["w"], sessions=9, concurrency=9, lease=10**9
+    )
     busy = Busy(store, await store.register(worker))
     await busy.say(fires=[Fire("s", 5, [run("secret-fired")], 10**15)])
     await store.signal(Signal("signal-1", "secret-1", "go", "1"))

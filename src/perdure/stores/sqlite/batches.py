@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from perdure.errors import InvalidInput
 from perdure.model import BatchRecord, Start, Started, Wait, WaitFor
 from perdure.stores.sqlite.control import find_run
 from perdure.stores.sqlite.enqueue import enqueue, known
@@ -42,6 +43,8 @@ def load_batch(transaction: Transaction, batch: str) -> BatchRecord | None:
 
 def label(transaction: Transaction, run_id: str, labels: dict[str, str]) -> None:
     """Sets labels of a run; an empty value removes one."""
+    if any("\0" in text for pair in labels.items() for text in pair):
+        raise InvalidInput(f"a label of run {run_id} has a NUL, where SQLite cuts texts")
     run, _ = find_run(transaction, run_id)
     params = {"run": run, "labels": encode(labels)}
     transaction.change(_SQL["label"], params)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from perdure.errors import InvalidInput
 from perdure.model import Millis, OnConflict, Start, Started, State, Wait
 from perdure.stores.base import Topic
 from perdure.stores.sqlite import unique
@@ -36,6 +37,7 @@ def enqueue(
     """
     if all(start.unique is None for start in starts):
         return _make(transaction, starts, makers, behind)
+    _check(starts)
     resolved = unique.resolve(transaction, starts)
     _replace(transaction, resolved.replaced)
     made = _make(
@@ -54,6 +56,7 @@ def _make(
 ) -> list[Started]:
     if not starts:
         return []
+    _check([start for start in starts if start.unique or start.labels or start.batch])
     lanes = _lanes(transaction, {(start.queue, start.workflow, start.version) for start in starts})
     ties = tie(transaction, starts)
     last = transaction.row(_SQL["last"])[0]
@@ -89,6 +92,13 @@ def _make(
         wait = {"run": last + 1, "key": behind.key, "what": behind.what, "target": behind.target}
         transaction.change(_SQL["wait_behind"], wait)
     return answers
+
+
+def _check(starts: Sequence[Start]) -> None:
+    for start in starts:
+        texts = [start.unique.key if start.unique else "", start.batch, *start.labels, *start.labels.values()]
+        if any("\0" in text for text in texts):
+            raise InvalidInput(f"the unique key, batch or a label of run {start.id} has a NUL, where SQLite cuts texts")
 
 
 def _belong(transaction: Transaction, starts: Sequence[Start], lanes: Lanes) -> None:

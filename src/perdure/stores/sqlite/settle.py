@@ -19,7 +19,8 @@ _ENDS = {To.SUCCEEDED: State.SUCCEEDED, To.FAILED: State.FAILED, To.CANCELLED: S
 class Plan(Struct):
     """The rows to write for a batch of settles, by the statement that takes them."""
 
-    settles: list[tuple[int, int, State, Millis | None, int | None]] = field(default_factory=list)
+    settles: list[tuple[int, int, State, Millis | None, int | None, int | None]] = field(default_factory=list)
+    """The last part counts those that end, in their order."""
     bodies: list[tuple[int, Json]] = field(default_factory=list)
     inputs: list[tuple[int, int, Json]] = field(default_factory=list)
     waits: list[tuple[int, str, str, str, Millis | None]] = field(default_factory=list)
@@ -40,24 +41,24 @@ def plan(settles: Sequence[Settle], cancelling: set[int], now: Millis) -> Plan:
         if token in cancelling and to not in _ENDS:
             to = To.RELEASE
         if to in _ENDS:
+            plan.settles.append((ref, token, _ENDS[to], None, 0, len(plan.ended)))
             plan.ended.append(ref)
-            plan.settles.append((ref, token, _ENDS[to], None, 0))
             if to is To.FAILED and settle.cause:
                 plan.failures.append((ref, settle.cause))
             if settle.body is not None:
                 plan.bodies.append((ref, settle.body))
         elif to is To.PARK:
             times = [wait.at for wait in settle.waits if wait.at is not None]
-            plan.settles.append((ref, token, State.WAITING, min(times, default=None), 0))
+            plan.settles.append((ref, token, State.WAITING, min(times, default=None), 0, None))
             plan.waits += [(ref, wait.key, wait.what, wait.target, wait.at) for wait in settle.waits]
             plan.parked.append(ref)
         elif to is To.RETRY and settle.delay > 0:
-            plan.settles.append((ref, token, State.SCHEDULED, now + settle.delay, 1))
+            plan.settles.append((ref, token, State.SCHEDULED, now + settle.delay, 1, None))
             _retry(plan, ref, settle)
         else:
             plan.queued = True
             step = {To.RETRY: 1, To.CONTINUE: None}.get(to, 0)
-            plan.settles.append((ref, token, State.QUEUED, None, step))
+            plan.settles.append((ref, token, State.QUEUED, None, step, None))
             if to is To.RETRY:
                 _retry(plan, ref, settle)
             elif to is To.CONTINUE:
@@ -93,8 +94,7 @@ def carry_out(transaction: Transaction, plan: Plan) -> bool:
     if plan.waits:
         # Before the runs that end: their ending must find those who park for them in the same batch.
         transaction.change(_SQL["park"], {"waits": encode(plan.waits)})
-    # Numbers in the order of finishing are given out for all of them, so that a place in the batch is enough.
-    finish = take_numbers(transaction, len(plan.settles)) if plan.ended else 0
+    finish = take_numbers(transaction, len(plan.ended)) if plan.ended else None
     params = {"settles": encode(plan.settles), "now": transaction.now, "finish": finish}
     transaction.change(_SQL["settle"], params)
     if plan.failures:

@@ -80,7 +80,8 @@ UPDATE run SET crashes = 0 WHERE seq IN (SELECT value FROM json_each(:runs));
 
 -- name: settle
 -- Ends claims: each goes to a state, with a timer or without. Uses the primary key; ending fires run_ended.
--- The attempt is counted up by `step` (retry), or begins anew when that is NULL (continue).
+-- The attempt is counted up by `step` (retry), or begins anew when that is NULL (continue). `number` counts those that
+-- end.
 UPDATE run SET
     state = e.state,
     wake_at = e.wake_at,
@@ -89,17 +90,17 @@ UPDATE run SET
     cut_off = 0,
     worker = NULL,
     settled = e.token,
-    cancelling = CASE WHEN e.state IN ('succeeded', 'failed', 'cancelled') THEN NULL ELSE cancelling END,
-    finished_at = CASE WHEN e.state IN ('succeeded', 'failed', 'cancelled') THEN :now END,
-    finish = CASE WHEN e.state IN ('succeeded', 'failed', 'cancelled') THEN :finish + e.place END
+    cancelling = CASE WHEN e.number IS NULL THEN cancelling END,
+    finished_at = CASE WHEN e.number IS NOT NULL THEN :now END,
+    finish = :finish + e.number
 FROM (
     SELECT
-        key AS place,
         json_extract(value, '$[0]') AS seq,
         json_extract(value, '$[1]') AS token,
         json_extract(value, '$[2]') AS state,
         json_extract(value, '$[3]') AS wake_at,
-        json_extract(value, '$[4]') AS step
+        json_extract(value, '$[4]') AS step,
+        json_extract(value, '$[5]') AS number
     FROM json_each(:settles)
 ) AS e
 WHERE run.seq = e.seq;
@@ -111,9 +112,8 @@ UPDATE finish SET last = last + :number RETURNING last - :number;
 -- name: woken
 -- Whether the end of one of the runs made a run ready that was parked for it, or may have completed a batch. Looks at
 -- the runs only if there are such waits or batches at all. Uses wait_run and primary keys.
-SELECT
-    (EXISTS (SELECT 1 FROM wait INDEXED BY wait_run WHERE what = 'run') OR EXISTS (SELECT 1 FROM batch))
-    AND EXISTS (
+SELECT CASE
+    WHEN EXISTS (SELECT 1 FROM wait INDEXED BY wait_run WHERE what = 'run') OR EXISTS (SELECT 1 FROM batch) THEN EXISTS (
         SELECT 1
         FROM json_each(:runs) AS e
         CROSS JOIN run AS r ON r.seq = e.value
@@ -123,7 +123,8 @@ SELECT
                 FROM wait AS w INDEXED BY wait_run CROSS JOIN run AS p ON p.seq = w.run
                 WHERE w.what = 'run' AND w.target = r.id AND p.state = 'queued'
             )
-    );
+    )
+END;
 
 -- name: failures
 -- Keeps why runs failed. Uses the primary key.

@@ -32,10 +32,18 @@ FROM (
 WHERE holds OR recent;
 
 -- name: replace
--- Gives another due time to runs that have not begun; one that waits for something goes on waiting. Uses the primary key.
+-- Gives another due time to runs that have not begun. One that waits for something goes on waiting, and one that a rate
+-- put off does not begin before that lets it. Uses the primary key.
 UPDATE run SET
-    state = CASE WHEN run.state = 'waiting' THEN run.state ELSE e.state END,
-    wake_at = CASE WHEN run.state = 'waiting' THEN run.wake_at ELSE e.wake_at END,
+    state = CASE
+        WHEN run.state = 'waiting' OR (run.held = 'rate' AND coalesce(e.wake_at, 0) <= run.wake_at) THEN run.state
+        ELSE e.state
+    END,
+    wake_at = CASE
+        WHEN run.state = 'waiting' OR (run.held = 'rate' AND coalesce(e.wake_at, 0) <= run.wake_at) THEN run.wake_at
+        ELSE e.wake_at
+    END,
+    held = CASE WHEN run.held = 'rate' AND e.wake_at > run.wake_at THEN NULL ELSE run.held END,
     deadline = e.deadline
 FROM (
     SELECT
@@ -54,7 +62,7 @@ FROM json_each(:runs) AS e
 CROSS JOIN run AS r ON r.seq = e.value
 CROSS JOIN lane AS l ON l.id = r.lane
 WHERE r.unique_key IS NOT NULL
-    AND r.debounced IS NULL
+    AND (r.debounced IS NULL OR r.started_at IS NULL)
     AND (
         EXISTS (
             SELECT 1
@@ -67,6 +75,9 @@ WHERE r.unique_key IS NOT NULL
         OR EXISTS (
             SELECT 1
             FROM json_each(:runs) AS b CROSS JOIN run AS o ON o.seq = b.value CROSS JOIN lane AS m ON m.id = o.lane
-            WHERE b.key < e.key AND o.unique_key = r.unique_key AND m.workflow = l.workflow AND o.debounced IS NULL
+            WHERE b.key < e.key
+                AND o.unique_key = r.unique_key
+                AND m.workflow = l.workflow
+                AND (o.debounced IS NULL OR o.started_at IS NULL)
         )
     );
