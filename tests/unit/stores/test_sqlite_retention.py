@@ -28,8 +28,10 @@ from perdure.stores.base import Claim, Exchange, Registration, Save, Settle, Sto
 
 pytestmark = pytest.mark.anyio
 
-LASTING = {"migration", "lane", "finish", "turn", "scope", "revision", "worker", "worker_lane", "schedule"}
-LASTING |= {"sqlite_sequence"}
+LASTING = {
+    *("migration", "sqlite_sequence", "lane", "finish", "turn"),
+    *("scope", "revision", "worker", "worker_lane", "schedule"),
+}
 """Tables whose rows are of no run."""
 
 
