@@ -142,7 +142,7 @@ def test_lists_walk_their_index_in_order(tmp_path: Path) -> None:
         "cause": "failure_cause",
     }
     walks["label"] = "label_value"
-    names = ("states", "workflow", "queue", "parent", "batch", "cause", "labels", "limit", "after")
+    names = ("states", "workflow", "queue", "parent", "group", "batch", "cause", "labels", "limit", "after")
     for walk, index in walks.items():
         for direction in ("newest", "oldest"):
             plan = plan_of_text(_statement(direction, walk), {**dict.fromkeys(names)}, tmp_path)
