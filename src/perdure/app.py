@@ -11,7 +11,7 @@ from perdure.batch import Batch
 from perdure.call import Call
 from perdure.client import Client
 from perdure.clock import Clock, StoreClock, millis
-from perdure.engine.definitions import Key, check_definitions, place
+from perdure.engine.definitions import Key, check_definitions
 from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
 from perdure.limits import LimitControl
@@ -243,10 +243,10 @@ class App:
     def add(self, workflow: Workflow[..., Any]) -> None:
         """Takes in a workflow; `DefinitionError` when another one has its name."""
         known = self._workflows.get(workflow.name)
-        if known is not None and place(known.fn) != place(workflow.fn):
+        if known is not None and not workflow.definition.replaces(known.definition):
             raise DefinitionError(
-                f"two workflows are named {workflow.name!r}: {place(known.fn)} and {place(workflow.fn)}; give one"
-                " another name with name="
+                f"two workflows are named {workflow.name!r}: {known.definition.place} and {workflow.definition.place};"
+                " give one another name with name="
             )
         self._workflows[workflow.name] = workflow
 

@@ -8,6 +8,7 @@ import random
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack
+from contextvars import Context
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -103,7 +104,8 @@ class Results:
         self._fresh.add(run_id)
         self._wake.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._serve())
+            # In a context of its own: it serves others too, and outlives the run or request that asks first.
+            self._task = asyncio.get_running_loop().create_task(self._serve(), context=Context())
         try:
             return await future
         finally:

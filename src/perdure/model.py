@@ -471,6 +471,13 @@ def poisoned(crashes: int) -> Json:
     return _error(Poisoned, f"ended its worker {crashes} times; retry it when the cause is mended")
 
 
+DEADLINE_PASSED = "its deadline passed"
+"""Why a run whose deadline passed while it was running is to be cancelled; it fails with `deadline_exceeded`."""
+
+PARENT_DEADLINE_PASSED = "the deadline of the run that it descends from passed"
+"""Why what descends from such a run is cancelled."""
+
+
 def deadline_exceeded() -> Json:
     """The error of a run that did not end within its `timeout`."""
     return _error(DeadlineExceeded, "did not end within its timeout")

@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from perdure.call import Call
 from perdure.clock import millis
-from perdure.engine.definitions import StepDefinition, check_step, function_name
+from perdure.engine.definitions import StepDefinition, check_not_defined, check_step, function_name
 from perdure.engine.scope import Scope, check_key, scope_here
 from perdure.engine.steps import run_step
 from perdure.errors import DefinitionError
@@ -97,6 +97,7 @@ class StepDecorator:
         )
         if self._process and definition.is_async:
             raise DefinitionError(f"step {definition.name}: process=True is for plain functions, not for async ones")
+        check_not_defined(definition)
         return Step(fn, definition)
 
 

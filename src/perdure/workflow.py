@@ -14,7 +14,7 @@ from perdure.call import Call
 from perdure.engine.definitions import WorkflowDefinition, function_name
 from perdure.engine.execution import ContinueAsNew
 from perdure.engine.scope import Scope, scope_here, scope_needed
-from perdure.engine.waits import child_id, open_batch, result_of, start_child
+from perdure.engine.waits import child_id, id_taken, open_batch, result_of, start_child
 from perdure.errors import DefinitionError, IdConflict, InvalidInput, NotInWorkflow
 from perdure.model import OnConflict, Start, Started, Unique
 from perdure.options import StartOptions, key_of, start_options
@@ -383,7 +383,4 @@ def _workflow_scope() -> Scope | None:
 
 def _check_same(started: Started, name: str) -> None:
     if started.existed and not started.same:
-        raise IdConflict(
-            f"run {started.id!r} exists with another workflow or input than this start of {name}; an id names one piece"
-            " of work for ever: use another id, or app.run(id) for the one that exists"
-        )
+        raise IdConflict(id_taken(started.id, name))

@@ -16,7 +16,7 @@ from perdure.cli import cli
 from perdure.model import State
 
 SIZES = {
-    "drain": "--runs 20 --concurrency 5 --steps 2 --children 2 --payload-bytes 9 --groups 3 --repeat 1",
+    "drain": "--runs 20 --concurrency 5 --steps 2 --children 2 --payload-bytes 9 --groups 3 --group-limit 2 --repeat 1",
     "latency": "--runs 5 --payload-bytes 9",
     "enqueue": "--runs 50 --single 5 --payload-bytes 9 --repeat 2",
     "claim": "--claimed 100 --delayed 30 --finished 150 --other-queue 20 --held 30 --paused 20 --unknown 20"

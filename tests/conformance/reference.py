@@ -15,6 +15,8 @@ from conformance import uniques
 from conformance.kit import ManualClock
 from conformance.turns import Turns
 from perdure.model import (
+    DEADLINE_PASSED,
+    PARENT_DEADLINE_PASSED,
     Arrived,
     Checkpoint,
     Ended,
@@ -31,7 +33,18 @@ from perdure.model import (
     deadline_exceeded,
     poisoned,
 )
-from perdure.stores.base import CLAIM_LIMIT, Claim, Exchange, Exchanged, Registration, Save, Settle, To
+from perdure.stores.base import (
+    CLAIM_LIMIT,
+    Cancelling,
+    Claim,
+    Exchange,
+    Exchanged,
+    Existed,
+    Registration,
+    Save,
+    Settle,
+    To,
+)
 
 ENDS = {To.SUCCEEDED: State.SUCCEEDED, To.FAILED: State.FAILED, To.CANCELLED: State.CANCELLED}
 
@@ -51,6 +64,8 @@ class Run:
     token: int | None = None
     settled: list[int] = field(default_factory=list[int])
     cut_off: bool = False
+    overdue: bool = False
+    """Whether it is being cancelled for its deadline."""
     parked_for: list[str] | None = None
     """The runs whose ends the next claim brings, when the run was parked."""
 
@@ -143,7 +158,8 @@ class Reference:
 
     def _stop(self, run: Run, reason: str) -> None:
         if run.shown.state == State.RUNNING:
-            run.shown.cancelling = run.shown.cancelling or reason
+            if run.shown.cancelling is None:
+                run.shown.cancelling, run.overdue = reason, False
         elif not run.shown.state.final:
             self._end(run, State.CANCELLED, None)
 
@@ -190,15 +206,17 @@ class Reference:
             runs = self.owned(number)
             taken += len(runs)
             most = max((run.shown.crashes for run in runs), default=0)
+            blamed = [run for run in runs if run.shown.crashes == most]
             for run in runs:
-                self._crash(run, run.shown.crashes == most, chosen[run.id])
+                self._crash(run, len(blamed) if run in blamed else 0, chosen[run.id])
             self.turns.leave(number)
         return taken
 
-    def _crash(self, run: Run, blamed: bool, chosen: RunRecord) -> None:
+    def _crash(self, run: Run, blamed: int, chosen: RunRecord) -> None:
+        """`blamed` is how many runs share the blame with this one; 0 when it has none."""
         run.owner = run.token = run.shown.worker = None
-        run.shown.crashes += blamed
-        if run.shown.crashes >= run.start.max_crashes:
+        run.shown.crashes += blamed > 0
+        if blamed and run.shown.crashes >= run.start.max_crashes * (1 if blamed == 1 else 4):
             assert 0 <= chosen.attempt - run.shown.attempt <= 1
             run.shown.attempt = chosen.attempt
             self._end(run, State.FAILED, poisoned(run.shown.crashes))
@@ -228,7 +246,9 @@ class Reference:
             return
         idle = self.turns.any_idle(reply.now)
         repeated = {settle.token for settle in said.settles if self._settled(settle.token)}
-        refused = self._save(said.saves) | self._settle(said.settles)
+        refused, existed = self._save(said.saves)
+        assert reply.existed == existed
+        refused |= self._settle(said.settles)
         refused |= {watch.token for watch in said.watches if not self._owner(watch.token)}
         self._tick(idle)
         self._claim(said, reply.claims)
@@ -238,7 +258,11 @@ class Reference:
         assert not reply.gone
         assert refused <= set(reply.refused) <= refused | repeated
         owned = {run.token: run for run in self.owned(said.worker)}
-        assert {token for token, _ in reply.cancelled} == {t for t, run in owned.items() if run.shown.cancelling}
+        assert dict(reply.cancelled) == {
+            token: Cancelling(run.shown.cancelling, deadline=run.overdue)
+            for token, run in owned.items()
+            if run.shown.cancelling is not None
+        }
         for watch in said.watches:
             seen = [each for each in reply.seen if (each.token, each.key) == (watch.token, watch.wait.key)]
             true = watch.token not in refused and self._true(owned[watch.token], watch.wait)
@@ -276,13 +300,17 @@ class Reference:
         """Whether the run was settled by a later claim than this one."""
         return any(token in run.settled[:-1] for run in self.runs.values())
 
-    def _save(self, saves: list[Save]) -> set[int]:
-        refused: set[int] = set()
-        children: list[Start] = []
-        for save in saves:
+    def _save(self, saves: list[Save]) -> tuple[set[int], list[Existed]]:
+        owned = [save for save in saves if self._owner(save.token) is not None]
+        answers = iter(self.enqueue(save.starts for save in owned if save.starts is not None))
+        existed: list[Existed] = []
+        for save in owned:
             run = self._owner(save.token)
-            if run is None:
-                refused.add(save.token)
+            assert run is not None
+            answer = None if save.starts is None else next(answers)
+            if answer is not None and answer.existed:
+                existed.append(Existed(save.token, save.checkpoint.key, answer.id, answer.same))
+            if answer is not None and not answer.same:
                 continue
             run.checkpoints.pop(save.checkpoint.key, None)
             run.checkpoints[save.checkpoint.key] = save.checkpoint
@@ -290,10 +318,7 @@ class Reference:
                 run.shown.crashes = 0
             if save.consumes is not None:
                 run.signals = [arrived for arrived in run.signals if arrived.position != save.consumes]
-            if save.starts is not None:
-                children.append(save.starts)
-        self.enqueue(children)
-        return refused
+        return {save.token for save in saves} - {save.token for save in owned}, existed
 
     def _settle(self, settles: list[Settle]) -> set[int]:
         refused: set[int] = set()
@@ -357,11 +382,13 @@ class Reference:
         late = [run for run in self.runs.values() if run.shown.deadline is not None and run.shown.deadline <= now]
         late = [run for run in late if not run.shown.state.final and not run.shown.cancelling]
         for run in late:
-            if run.shown.state != State.RUNNING:
+            if run.shown.state == State.RUNNING:
+                run.shown.cancelling, run.overdue = DEADLINE_PASSED, True
+            else:
                 self._end(run, State.FAILED, deadline_exceeded())
         for run in late:
             for each in self._family(run.id):
-                self._stop(each, "deadline")
+                self._stop(each, PARENT_DEADLINE_PASSED)
         if idle:
             self.turns.rest(now)
             self.turns.let_go(now)
@@ -370,16 +397,24 @@ class Reference:
         live = [run.shown for run in self.runs.values() if not run.shown.state.final]
         times = [run.wake_at for run in live] + [run.deadline for run in live if not run.cancelling]
         sessions = self.workers[worker].sessions
-        if sessions and self.turns.rooms(worker, sessions) <= 0:
+        if self._wanted(worker) and self.turns.rooms(worker, sessions) <= 0:
             times += self.turns.keeps_until(worker)
         return min((time for time in times if time is not None), default=None)
 
-    def ready(self, worker: int) -> list[Run]:
-        """What the worker may claim, in order."""
+    def _wanted(self, worker: int) -> bool:
+        """Whether a session that nobody owns has a run for the worker, which takes sessions."""
+        mine = [run for run in self._queued(worker) if run.slot != 2 and not self.turns.paused(run)]
+        owners = [session.owner for run in mine if (session := self.turns.session(run)) is not None]
+        return self.workers[worker].sessions > 0 and None in owners
+
+    def _queued(self, worker: int) -> list[Run]:
         lanes = self.workers[worker].lanes
         queued = [run for run in self.runs.values() if run.shown.state == State.QUEUED]
-        mine = [run for run in queued if (run.shown.queue, run.shown.workflow) in lanes]
-        may = [run for run in mine if self.turns.claimable(run, worker, self.workers[worker].sessions)]
+        return [run for run in queued if (run.shown.queue, run.shown.workflow) in lanes]
+
+    def ready(self, worker: int) -> list[Run]:
+        """What the worker may claim, in order."""
+        may = [run for run in self._queued(worker) if self.turns.claimable(run, worker, self.workers[worker].sessions)]
         return sorted(may, key=lambda run: run.rank)
 
     def _claim(self, said: Exchange, claims: list[Claim]) -> None:
@@ -402,7 +437,8 @@ class Reference:
         shown = run.shown
         assert (claim.workflow, claim.input, claim.attempt) == (shown.workflow, shown.input, shown.attempt)
         assert (claim.crashes, claim.created_at, claim.deadline) == (shown.crashes, shown.created_at, shown.deadline)
-        assert (claim.parent, bool(claim.cancelling)) == (shown.parent, bool(shown.cancelling))
+        why = None if shown.cancelling is None else Cancelling(shown.cancelling, deadline=run.overdue)
+        assert (claim.parent, claim.cancelling) == (shown.parent, why)
         assert claim.cut_off == run.cut_off
         assert claim.signals == run.signals
         self.check_history(run, claim.checkpoints)
@@ -473,7 +509,7 @@ def _comparable(run: RunRecord) -> RunRecord:
         position=0,
         cause=None,
         held=None,
-        cancelling="yes" if run.cancelling and not run.state.final else None,
+        cancelling=None if run.state.final else run.cancelling,
         waits=sorted(run.waits, key=lambda wait: wait.key),
         body=run.body if run.state.final or run.state == State.SCHEDULED else None,
     )

@@ -19,8 +19,8 @@ from conformance.kit import (
     start,
 )
 from perdure.errors import RunEnded, RunNotFound
-from perdure.model import Ended, Kind, State
-from perdure.stores.base import Store, To
+from perdure.model import DEADLINE_PASSED, Ended, Kind, State
+from perdure.stores.base import Cancelling, Store, To
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +76,7 @@ async def test_a_running_run_goes_on_until_its_owner_ends_it(store: Store, ada: 
     run = await record(store, "r")
     assert (run.state, run.cancelling, run.worker) == (State.RUNNING, "not wanted", ada.name)
     for _ in range(3):
-        assert (await ada.exchange()).cancelled == [(claim.token, "not wanted")]
+        assert (await ada.exchange()).cancelled == [(claim.token, Cancelling("not wanted"))]
     reply = await ada.save(claim, checkpoint("cleanup"))
     assert reply.refused == []
     reply = await ada.settle(claim, To.CANCELLED, '"cleaned"')
@@ -117,7 +117,7 @@ async def test_a_run_that_is_being_cancelled_comes_back_to_be_ended(
     await ada.settle(claim, to, "2", delay=DAY, waits=[for_timer(clock.now() + DAY)])
     assert (await record(store, "r")).state == State.QUEUED
     again = await bob.claim_one()
-    assert (again.id, again.cancelling, again.input) == ("r", "not wanted", "1")
+    assert (again.id, again.cancelling, again.input) == ("r", Cancelling("not wanted"), "1")
     assert [kept.key for kept in again.checkpoints] == ["k"]
     await bob.settle(again, To.CANCELLED, '"over"')
     assert (await record(store, "r")).state == State.CANCELLED
@@ -129,7 +129,7 @@ async def test_a_cancelled_run_whose_worker_dies_is_still_cancelled(store: Store
     await store.cancel("r", "not wanted")
     await store.bury(ada.name)
     claim = await bob.claim_one()
-    assert (claim.cancelling, claim.cut_off) == ("not wanted", True)
+    assert (claim.cancelling, claim.cut_off) == (Cancelling("not wanted"), True)
 
 
 async def test_a_run_that_has_ended_stays_as_it_is(store: Store, ada: Worker) -> None:
@@ -175,8 +175,8 @@ async def test_descendants_follow(store: Store, ada: Worker, clock: ManualClock)
     assert await store.cancel("root", "not wanted") == State.CANCELLED
     for run_id in ("root", "parked", "queued", "scheduled"):
         await assert_cancelled(store, run_id, clock.now())
-    [(token, reason)] = (await ada.exchange()).cancelled
-    assert token == running.token and "not wanted" in reason
+    [(token, why)] = (await ada.exchange()).cancelled
+    assert token == running.token and "not wanted" in why.reason
     assert ids(await ada.claim()) == ["unrelated"]
 
 
@@ -222,3 +222,14 @@ async def test_a_chain_of_descendants_follows_to_its_end(store: Store) -> None:
     await store.enqueue([start("c0")] + [start(f"c{n}", parent=f"c{n - 1}") for n in range(1, 300)])
     await store.cancel("c0", "not wanted")
     assert (await record(store, "c299")).state == State.CANCELLED
+
+
+async def test_a_reason_is_no_more_than_a_text(store: Store, ada: Worker) -> None:
+    reasons = {"r": "deadline", "s": DEADLINE_PASSED}
+    await store.enqueue([start("r"), start("s")])
+    claims = await ada.claim(2)
+    for claim in claims:
+        await store.cancel(claim.id, reasons[claim.id])
+    assert dict((await ada.exchange()).cancelled) == {
+        claim.token: Cancelling(reasons[claim.id], deadline=False) for claim in claims
+    }

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.kit import ManualClock, Worker, checkpoint, drain, ids, keys, message, record, save, start, with_token
+from conformance.kit import (
+    BILL,
+    ManualClock,
+    Worker,
+    checkpoint,
+    drain,
+    ids,
+    keys,
+    message,
+    record,
+    save,
+    start,
+    with_token,
+)
 from perdure.model import Checkpoint, Kind, Outcome, State
-from perdure.stores.base import PAGE, Store, To
+from perdure.stores.base import PAGE, Existed, Store, To
 
 pytestmark = pytest.mark.anyio
 
@@ -199,11 +212,54 @@ async def test_a_child_may_begin_later(store: Store, ada: Worker, clock: ManualC
 async def test_a_child_that_exists_is_left_as_it_is(store: Store, ada: Worker) -> None:
     await store.enqueue([start("parent"), start("child", input="1")])
     claim = await ada.claim_one()
-    reply = await ada.save(claim, checkpoint("c", kind=Kind.CHILD), starts=start("child", input="2", parent="parent"))
+    reply = await ada.save(
+        claim, checkpoint("c", kind=Kind.CHILD), starts=start("child", input="1", priority=7, parent="parent")
+    )
     assert reply.refused == []
     assert await keys(store, "parent") == ["c"]
     run = await record(store, "child")
-    assert (run.input, run.parent, run.state) == ("1", None, State.QUEUED)
+    assert (run.priority, run.parent, run.state) == (0, None, State.QUEUED)
+
+
+async def test_a_child_that_was_there_is_told_of(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("parent"), start("there", input="1")])
+    claim = await ada.claim_one()
+    wanted = {"a": start("there", input="1"), "b": start("fresh"), "c": start("fresh"), "d": start("there", input="2")}
+    reply = await ada.exchange(
+        saves=[save(claim, checkpoint(key, kind=Kind.CHILD), starts=child) for key, child in wanted.items()]
+    )
+    assert reply.existed == [
+        Existed(claim.token, "a", "there", same=True),
+        Existed(claim.token, "c", "fresh", same=True),
+        Existed(claim.token, "d", "there", same=False),
+    ]
+    assert (await ada.exchange()).existed == []
+
+
+async def test_a_child_whose_id_is_anothers_leaves_no_checkpoint(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("parent"), start("there", workflow=BILL)])
+    claim = await ada.claim_one()
+    for _ in range(2):  # the next attempt comes to the same
+        reply = await ada.exchange(
+            saves=[
+                save(claim, checkpoint("before")),
+                save(claim, checkpoint("c", kind=Kind.CHILD), starts=start("there")),
+                save(claim, checkpoint("after")),
+            ]
+        )
+        assert reply.existed == [Existed(claim.token, "c", "there", same=False)]
+        assert reply.refused == []
+        assert await keys(store, "parent") == ["before", "after"]
+    assert (await record(store, "there")).workflow == BILL
+
+
+async def test_a_child_that_is_repeated_may_be_there_but_is_the_same(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("parent")])
+    claim = await ada.claim_one()
+    await ada.save(claim, checkpoint("c", kind=Kind.CHILD), starts=start("child", input="1"))
+    reply = await ada.repeat()
+    assert all((each.key, each.same) == ("c", True) for each in reply.existed)
+    assert await keys(store, "parent") == ["c"]
 
 
 async def test_a_refused_save_makes_no_child(store: Store, ada: Worker) -> None:

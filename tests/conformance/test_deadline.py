@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.kit import DAY, ManualClock, Worker, drain, for_run, for_signal, for_timer, ids, record, start
-from perdure.model import Ended, State, deadline_exceeded
-from perdure.stores.base import Store, To
+from perdure.model import DEADLINE_PASSED, PARENT_DEADLINE_PASSED, Ended, State, deadline_exceeded
+from perdure.stores.base import Cancelling, Store, To
 
 pytestmark = pytest.mark.anyio
 
@@ -81,7 +81,7 @@ async def test_a_running_run_is_cancelled_at_its_deadline(store: Store, ada: Wor
     clock.advance(ms=1)
     for _ in range(2):
         reply = await ada.exchange()
-        assert [token for token, _ in reply.cancelled] == [claim.token]
+        assert reply.cancelled == [(claim.token, Cancelling(DEADLINE_PASSED, deadline=True))]
         assert (reply.next_at, reply.more) == (None, False)
     run = await record(store, "r")
     assert run.state == State.RUNNING and run.cancelling
@@ -130,7 +130,71 @@ async def test_descendants_are_cancelled_at_the_deadline(store: Store, ada: Work
     await ada.exchange()
     assert (await record(store, "root")).state == State.FAILED
     assert (await record(store, "grown")).state == State.CANCELLED
-    assert [token for token, _ in (await ada.exchange()).cancelled] == [child.token]
+    assert (await ada.exchange()).cancelled == [(child.token, Cancelling(PARENT_DEADLINE_PASSED))]
+
+
+async def test_whatever_its_state_what_descends_from_a_run_whose_deadline_passed_is_cancelled(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("root", timeout=1000), start("running", parent="root")])
+    await store.enqueue([start("waiting", parent="running"), start("queued", parent="running")])
+    await store.enqueue([start("scheduled", parent="root", delay=DAY)])
+    root, running, waiting = await ada.claim(3)
+    await ada.park(waiting, for_signal())
+    clock.advance(ms=1000)
+    assert dict((await ada.exchange()).cancelled) == {
+        root.token: Cancelling(DEADLINE_PASSED, deadline=True),
+        running.token: Cancelling(PARENT_DEADLINE_PASSED),
+    }
+    for run_id in ("waiting", "queued", "scheduled"):
+        run = await record(store, run_id)
+        assert (run.state, run.body) == (State.CANCELLED, f'"{PARENT_DEADLINE_PASSED}"')
+    assert (await record(store, "root")).cancelling == DEADLINE_PASSED
+    assert (await record(store, "running")).cancelling == PARENT_DEADLINE_PASSED
+
+
+async def test_a_descendant_that_is_late_itself_fails(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("root", timeout=1000), start("child", parent="root", timeout=900)])
+    root, child = await ada.claim(2)
+    clock.advance(ms=1000)
+    late = Cancelling(DEADLINE_PASSED, deadline=True)
+    assert dict((await ada.exchange()).cancelled) == {root.token: late, child.token: late}
+
+
+async def test_why_a_run_is_cancelled_outlives_its_worker(
+    store: Store, ada: Worker, bob: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("root", timeout=1000), start("child", parent="root")])
+    await ada.claim(2)
+    clock.advance(ms=1000)
+    await bob.exchange()
+    await store.cancel("child", "of no use")
+    await store.bury(ada.name)
+    assert {claim.id: claim.cancelling for claim in await bob.claim(2)} == {
+        "root": Cancelling(DEADLINE_PASSED, deadline=True),
+        "child": Cancelling(PARENT_DEADLINE_PASSED),
+    }
+
+
+async def test_the_first_reason_stays(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("r", timeout=1000)])
+    claim = await ada.claim_one()
+    await store.cancel("r", "not wanted")
+    clock.advance(ms=1000)
+    assert (await ada.exchange()).cancelled == [(claim.token, Cancelling("not wanted"))]
+
+
+async def test_a_retried_run_that_missed_its_deadline_is_cancelled_like_any_other(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("r", timeout=1000)])
+    claim = await ada.claim_one()
+    clock.advance(ms=1000)
+    await ada.settle(claim, To.FAILED, deadline_exceeded())
+    await store.retry("r")
+    claim = await ada.claim_one()
+    await store.cancel("r", "not wanted")
+    assert (await ada.exchange()).cancelled == [(claim.token, Cancelling("not wanted"))]
 
 
 async def test_thousands_of_deadlines_pass_in_bounded_steps(store: Store, ada: Worker, clock: ManualClock) -> None:

@@ -28,7 +28,7 @@ from conformance.kit import (
 )
 from perdure.errors import KeyTaken
 from perdure.model import Kind, Limits, Millis, OnConflict, Rate, RunQuery, Start, Started, State, Unique
-from perdure.stores.base import Led, Store, To
+from perdure.stores.base import Existed, Store, To
 
 pytestmark = pytest.mark.anyio
 
@@ -330,13 +330,13 @@ async def test_a_child_whose_key_is_taken_is_the_run_that_has_it(store: Store, a
     child = start("p/child", unique=EXISTING)
     kept = checkpoint("child", '"p/child"', kind=Kind.CHILD)
     reply = await ada.exchange(saves=[save(claim, kept, starts=child)])
-    assert reply.led == [Led(claim.token, "child", "a")]
+    assert reply.existed == [Existed(claim.token, "child", "a", True)]
     found = await store.find("p", "child")
     assert found is not None and found.body == '"a"'
     assert await store.load("p/child") is None
     assert (await record(store, "a")).parent is None
     again = await ada.repeat()
-    assert again.led == reply.led and await keys(store, "p") == ["child"]
+    assert again.existed == reply.existed and await keys(store, "p") == ["child"]
 
 
 async def test_a_child_with_a_free_key_is_made(store: Store, ada: Worker) -> None:
@@ -344,7 +344,8 @@ async def test_a_child_with_a_free_key_is_made(store: Store, ada: Worker) -> Non
     claim = await ada.claim_one()
     child = start("p/child", unique=EXISTING)
     reply = await ada.exchange(saves=[save(claim, checkpoint("c", '"p/child"', kind=Kind.CHILD), starts=child)])
-    assert reply.led == [] and (await ada.repeat()).led == []
+    assert reply.existed == []
+    assert (await ada.repeat()).existed in ([], [Existed(claim.token, "c", "p/child", True)])
     assert (await record(store, "p/child")).parent == "p"
 
 

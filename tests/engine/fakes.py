@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from perdure.engine.execution import Execution
 from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, RunRecord, State
-from perdure.stores.base import PAGE, Claim, Exchange, Exchanged, Save, Seen, Settle, Store, To
+from perdure.stores.base import PAGE, Cancelling, Claim, Exchange, Exchanged, Save, Seen, Settle, Store, To
 
 
 def claim(
@@ -58,7 +58,7 @@ def reply(
     *,
     claims: Sequence[Claim] = (),
     refused: Sequence[int] = (),
-    cancelled: Sequence[tuple[int, str]] = (),
+    cancelled: Sequence[tuple[int, Cancelling]] = (),
     seen: Sequence[Seen] = (),
     next_at: Millis | None = None,
     more: bool = False,
@@ -111,8 +111,8 @@ class FakeOwner:
     def lost(self) -> None:
         self.told.append("lost")
 
-    def cancel(self, reason: str) -> None:
-        self.told.append(reason)
+    def cancel(self, cancelling: Cancelling) -> None:
+        self.told.append(cancelling.reason)
 
     def saw(self, seen: Seen) -> None:
         self.told.append(seen.key)

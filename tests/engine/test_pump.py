@@ -13,7 +13,7 @@ from perdure.engine.halt import Halt
 from perdure.engine.pump import Pump
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.model import Arrived, Wait, WaitFor
-from perdure.stores.base import Claim, Exchange, Exchanged, Seen, To, Watch
+from perdure.stores.base import Cancelling, Claim, Exchange, Exchanged, Seen, To, Watch
 
 pytestmark = pytest.mark.anyio
 
@@ -164,7 +164,7 @@ async def test_what_is_refused_is_told_to_its_run_alone(bench: Bench) -> None:
 async def test_cancellations_and_watches_that_came_true_go_to_their_runs(bench: Bench) -> None:
     first, second = bench.owner(1), bench.owner(2)
     seen = Seen(2, 2, "signal:go", signal=Arrived(1, "go", "1"))
-    bench.answer(reply(cancelled=[(1, "enough"), (99, "unknown")], seen=[seen]))
+    bench.answer(reply(cancelled=[(1, Cancelling("enough")), (99, Cancelling("unknown"))], seen=[seen]))
     bench.pump.watch(Watch(2, 2, Wait("signal:go", WaitFor.SIGNAL, "go")))
     exchange = await bench.store.number(2)
     await turns()

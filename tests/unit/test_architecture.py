@@ -26,7 +26,7 @@ import perdure
 
 SOURCE = Path(perdure.__path__[0])
 
-MODEL = {"clock", "codec", "cron", "errors", "failures", "model", "retry", "signature", "values"}
+MODEL = {"blame", "budget", "clock", "codec", "cron", "errors", "failures", "model", "retry", "signature", "values"}
 LAYERS = ["model", "stores", "engine", "app", "edges", "cli"]
 PACKAGES = {
     "stores": "stores",

@@ -31,6 +31,7 @@ class Shape(Struct, frozen=True):
     children: int
     payload_bytes: int
     groups: int
+    group_limit: int
 
     @property
     def total(self) -> int:
@@ -68,7 +69,7 @@ def define(app: App, shape: Shape, queue: str, drained: Drained) -> tuple[Workfl
         drained.count()
         return payload
 
-    @app.workflow(name="bench.drain", queue=queue)
+    @app.workflow(name="bench.drain", queue=queue, group_limit=shape.group_limit)
     async def drain(payload: str) -> str:
         for _ in range(shape.steps):
             await work(payload)

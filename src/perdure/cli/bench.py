@@ -50,7 +50,8 @@ def bench() -> None:
 @_option("--steps", 0, "Steps of each run, one after another.", COUNT)
 @_option("--children", 0, "Child runs that each run starts and awaits, all at once.", COUNT)
 @_option("--payload-bytes", 0, "Size of each input, step argument, step result and result.", COUNT)
-@_option("--groups", 0, "Groups that the runs are in, evenly; those of one group go one after another.", COUNT)
+@_option("--groups", 0, "Groups that the runs are in, evenly.", COUNT)
+@_option("--group-limit", 0, "Runs of a group at a time; 0: so many that the groups together fill the slots.", COUNT)
 @_option("--repeat", 3, "Rounds; the median counts.")
 def drain(
     url: str | None,
@@ -61,6 +62,7 @@ def drain(
     children: int,
     payload_bytes: int,
     groups: int,
+    group_limit: int,
     repeat: int,
 ) -> None:
     """How fast one worker process drains a queue.
@@ -69,7 +71,8 @@ def drain(
     """
     from perdure.bench.drain import Shape, measure
 
-    shape = Shape(runs, concurrency, steps, children, payload_bytes, groups)
+    most = group_limit or max(1, -(-concurrency // (groups or 1)))
+    shape = Shape(runs, concurrency, steps, children, payload_bytes, groups, most)
     _report(url, as_json, lambda target: measure(target, shape, repeat))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from types import CodeType
 from typing import Any, TypeAlias
 
 from perdure.codec import Signature
@@ -18,11 +19,46 @@ Key: TypeAlias = str | Callable[..., str]
 
 
 @dataclass(frozen=True)
-class StepDefinition:
-    """A step: a function whose outcome is kept. Without `retry`, its first exception is final."""
+class Function:
+    """A function of the user's, and where it is from."""
 
     name: str
     fn: Callable[..., Any]
+    execution: object = field(init=False, repr=False, compare=False)
+    """Stands for the execution of its module that defined it: a reload gives a module another `__spec__`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "execution", self.module.get("__spec__"))
+
+    @property
+    def module(self) -> dict[str, Any]:
+        """The names of its module."""
+        return getattr(inspect.unwrap(self.fn), "__globals__", {})
+
+    @property
+    def code(self) -> CodeType | None:
+        return getattr(inspect.unwrap(self.fn), "__code__", None)
+
+    @property
+    def place(self) -> str:
+        """Where it is defined, in words."""
+        where = "" if self.code is None else f" ({self.code.co_filename}:{self.code.co_firstlineno})"
+        return f"{self.fn.__module__}.{self.fn.__qualname__}{where}"
+
+    def replaces(self, other: Function) -> bool:
+        """Whether this is the other one defined anew, by a reload of its module or at a prompt, and not a second one
+        of its name."""
+        if (self.fn.__module__, self.fn.__qualname__) != (other.fn.__module__, other.fn.__qualname__):
+            return False
+        if self.module is not other.module:
+            return _file(self.code) == _file(other.code)  # the module was imported afresh
+        return self.execution is not other.execution or "__file__" not in self.module
+
+
+@dataclass(frozen=True)
+class StepDefinition(Function):
+    """A step: a function whose outcome is kept. Without `retry`, its first exception is final."""
+
     retry: Retry | None
     timeout: Millis | None
     process: bool
@@ -37,11 +73,9 @@ class StepDefinition:
 
 
 @dataclass(frozen=True)
-class WorkflowDefinition:
+class WorkflowDefinition(Function):
     """A workflow, and what holds for its runs unless a start says otherwise."""
 
-    name: str
-    fn: Callable[..., Any]
     queue: str
     priority: int
     retry: Retry | None
@@ -83,11 +117,6 @@ def function_name(fn: Callable[..., Any], given: str | None, what: str) -> str:
     return name
 
 
-def place(fn: Callable[..., Any]) -> str:
-    """Where a function is defined, in words; tells two functions of one name apart, and a reloaded one not."""
-    return f"{fn.__module__}.{fn.__qualname__}"
-
-
 def check_definitions(workflows: Iterable[WorkflowDefinition]) -> None:
     """Raises `DefinitionError` for what would only fail when a run gets there: parameters that can't travel, and two
     steps of one name among those that the workflows' modules name."""
@@ -97,15 +126,37 @@ def check_definitions(workflows: Iterable[WorkflowDefinition]) -> None:
         for value in list(getattr(workflow.fn, "__globals__", {}).values()):
             step = getattr(value, "definition", None)
             if isinstance(step, StepDefinition):
-                check_step(steps, step)
+                other = steps.setdefault(step.name, step)
+                if other is not step and not step.replaces(other):
+                    raise two_steps(other, step)
                 step.signature.check()
 
 
 def check_step(known: dict[str, StepDefinition], step: StepDefinition) -> None:
-    """Takes a step in; `DefinitionError` when another one has its name."""
-    other = known.setdefault(step.name, step)
-    if other is not step and place(other.fn) != place(step.fn):
-        raise DefinitionError(
-            f"two steps are named {step.name!r}: {place(other.fn)} and {place(step.fn)}; a run could not tell their"
-            " checkpoints apart: give one another name with name="
-        )
+    """Takes a step in; `DefinitionError` when another one has its name. A local function's code is the same in each
+    call of the function around it."""
+    other = known.get(step.name)
+    if other is not None and other is not step and other.code is not step.code and not step.replaces(other):
+        raise two_steps(other, step)
+    known[step.name] = step
+
+
+def check_not_defined(step: StepDefinition) -> None:
+    """`DefinitionError` when the step takes the name of another one in its module away."""
+    other = getattr(step.module.get(step.fn.__qualname__), "definition", None)
+    if not isinstance(other, StepDefinition) or other.name != step.name or other.module is not step.module:
+        return
+    if not step.replaces(other):
+        raise two_steps(other, step)
+
+
+def two_steps(one: StepDefinition, other: StepDefinition) -> DefinitionError:
+    """The error about two steps of one name."""
+    return DefinitionError(
+        f"two steps are named {one.name!r}: {one.place} and {other.place}; a run could not tell their checkpoints"
+        " apart: give one another name with name="
+    )
+
+
+def _file(code: CodeType | None) -> str:
+    return "" if code is None else code.co_filename

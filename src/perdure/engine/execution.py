@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
-import heapq
 import logging
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
@@ -16,8 +15,10 @@ from perdure.codec import encode
 from perdure.engine.definitions import WorkflowDefinition
 from perdure.engine.halt import Halt
 from perdure.engine.history import History, Inbox
+from perdure.engine.parking import Waits
 from perdure.engine.points import Point
 from perdure.engine.scope import Scope, enter
+from perdure.engine.turns import NEW, TURNS, Turns
 from perdure.errors import (
     ArgumentsChanged,
     DecodingError,
@@ -25,6 +26,7 @@ from perdure.errors import (
 )
 from perdure.failures import cause_of, encode_failure
 from perdure.model import (
+    DEADLINE_PASSED,
     OVERDUE,
     Checkpoint,
     Ended,
@@ -34,27 +36,17 @@ from perdure.model import (
     Outcome,
     Start,
     Wait,
-    WaitFor,
     deadline_exceeded,
 )
-from perdure.stores.base import Claim, Save, Seen, Settle, To, Told, Watch
+from perdure.stores.base import Cancelling, Claim, Existed, Save, Seen, Settle, To, Told
 
 if TYPE_CHECKING:
     from perdure.engine.worker import Runtime
 
 T = TypeVar("T")
 
-_QUIET = 10
-"""Turns of the event loop without activity after which a run counts as having nothing in flight but waits. One step's
-end may take a few turns (a lock, a queue, a task group) to become another one's call."""
-
 _REPLAY_PATIENCE = 1.0
 """Seconds that replay may take to come to something new when the run is to be cancelled there."""
-
-_NEW = 2**63
-"""The position of an outcome that has just come about, after all that is replayed."""
-
-_DEADLINE = "deadline"
 
 _NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError)
 
@@ -83,6 +75,7 @@ class Execution:
         self.ended: dict[str, Ended] = {ended.id: ended for ended in claim.ended}
         self.tasks: set[asyncio.Task[Any]] = set()
         """Tasks of the user's own making that called a step or a wait."""
+        self._adopted: set[asyncio.Task[Any]] = set()
         self.cancelling = claim.cancelling
         self.over = False
         """Nothing that this execution says counts any more: it is parked, lost, handed back or settled."""
@@ -97,13 +90,11 @@ class Execution:
         self._replaying = bool(claim.checkpoints)
         self._thread_told = False
         self._closing = False
-        self._active = 0
+        self.active = 0
+        """How many steps, reads and checkpoints are in flight: what is no mere wait."""
         self._steps: set[str] = set()
-        self._waits: dict[str, tuple[Wait, asyncio.Future[Seen | None]]] = {}
-        self._activity = 0
-        self._arriving: list[tuple[Millis, int, int, asyncio.Future[None]]] = []
-        self._arrived = 0
-        self._turning = False
+        self.waits = Waits(self)
+        self._turns = Turns(runtime.loop, lambda: self.active > 1)
         self._idle: asyncio.Future[None] | None = None
         self._names: set[str] = set()
         self._deadline: Alarm | None = None
@@ -116,11 +107,13 @@ class Execution:
         scope = Scope(self, asyncio.current_task() if self.definition.is_async else None)
         enter(scope)
         if self.claim.deadline is not None:
-            self._deadline = self.runtime.clock.call_at(self.claim.deadline, lambda: self.cancel(_DEADLINE))
+            self._deadline = self.runtime.clock.call_at(
+                self.claim.deadline, lambda: self.cancel(Cancelling(DEADLINE_PASSED, deadline=True))
+            )
         try:
             settle = await self._attempt(scope)
             self._closing = True
-            while self._active and not self.over:  # a failed step does not take its siblings' checkpoints with it
+            while self.active and not self.over:  # a failed step does not take its siblings' checkpoints with it
                 await self._until_idle()
             if not self.over:
                 self.tap(Point.BEFORE_SETTLE, "")
@@ -131,9 +124,13 @@ class Execution:
             if not self.over:  # cancelled while it waited for its last steps, or the loop ends
                 self.over = True
                 self.runtime.pump.settle(self._release() if self.cancelling is None else self._cancelled())
-        except BaseException:
+        except BaseException as error:
             if not self.over:
-                raise
+                # Whatever it is that went wrong here, a run that nobody executes must not stay owned.
+                self.over = True
+                self.runtime.pump.settle(self._settle(To.FAILED, encode_failure(error)))
+                if isinstance(error, KeyboardInterrupt):
+                    raise
         finally:
             self._close()
 
@@ -152,7 +149,7 @@ class Execution:
                 raise
             if self.cancelling is not None:
                 return self._cancelled()
-            if self.task.cancelling():  # from outside: the event loop ends
+            if self.task.cancelling() and self.runtime.ending:
                 raise
             return self._failed(error)
         except KeyboardInterrupt:
@@ -170,7 +167,7 @@ class Execution:
             try:
                 await asyncio.wait([future])
             except asyncio.CancelledError:
-                if self.over:
+                if self.over or self.cancelling is None:  # lost, or the event loop ends
                     raise
         return future.result()
 
@@ -194,9 +191,10 @@ class Execution:
         )
 
     def _cancelled(self) -> Settle:
-        if self.cancelling == _DEADLINE:
+        if self.cancelling is not None and self.cancelling.deadline:
             return self._settle(To.FAILED, deadline_exceeded(), OVERDUE)
-        return self._settle(To.CANCELLED, encode(self.cancelling, "the reason", self.runtime.max_value_bytes))
+        reason = None if self.cancelling is None else self.cancelling.reason
+        return self._settle(To.CANCELLED, encode(reason, "the reason", self.runtime.max_value_bytes))
 
     def _settle(self, to: To, body: Json, cause: str | None = None) -> Settle:
         return Settle(self.claim.ref, self.token, to, body, cause=cause)
@@ -209,12 +207,12 @@ class Execution:
             self._deadline.cancel()
         for task in self.tasks:
             task.cancel()
-        self._end_waits()
+        self.waits.end()
         self.runtime.finished(self)
 
     # --- what others ask of it
 
-    def cancel(self, reason: str) -> None:
+    def cancel(self, cancelling: Cancelling) -> None:
         """Has the run's code cancelled, once; async code may clean up, sync code sees `cancelling`.
 
         While the code replays it is where the run has been long ago: it is cancelled when it comes to something new,
@@ -223,15 +221,15 @@ class Execution:
         if self.over or self._delivered:
             return
         if self.cancelling is None:
-            self.cancelling = reason
+            self.cancelling = cancelling
         if self._replaying:
             self._replaying = False
-            self.runtime.loop.call_later(_REPLAY_PATIENCE, self.cancel, reason)
+            self.runtime.loop.call_later(_REPLAY_PATIENCE, self.cancel, cancelling)
             return
         self._deliver()
 
     def _deliver(self) -> None:
-        reason = self.cancelling
+        reason = None if self.cancelling is None else self.cancelling.reason
         self._delivered = True
         self.task.cancel(reason)
         for task in self.tasks:
@@ -253,9 +251,9 @@ class Execution:
         if self.over:
             return
         self.over = True
-        self._end_waits()
+        self.waits.end()
         self.runtime.finished(self)
-        self.runtime.loop.call_soon(self.cancel_rest, _QUIET)
+        self.runtime.loop.call_soon(self.cancel_rest, TURNS)
 
     def cancel_rest(self, turns: int = 0) -> None:
         """Cancels what is left of an execution that is over, after so many turns of the loop."""
@@ -266,6 +264,21 @@ class Execution:
         for task in self.tasks:
             task.cancel()
 
+    @property
+    def ending(self) -> bool:
+        """Whether nothing new may begin: the execution is over, or its function has ended."""
+        return self.over or self._closing
+
+    def all_tasks(self) -> set[asyncio.Task[Any]]:
+        """Every task that is known to run code of this run."""
+        return {self.task, *self.tasks, *self._adopted}
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        """Learns of a task that the workflow's code has made, to know whether it is at something."""
+        if not task.done():
+            self._adopted.add(task)
+            task.add_done_callback(self._adopted.discard)
+
     def track(self, task: asyncio.Task[Any] | None) -> None:
         """Learns of a task of the user's own making, so that it ends with the run."""
         if task is not None and task is not self.task and task not in self.tasks:
@@ -274,15 +287,8 @@ class Execution:
 
     def _untrack(self, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
-        if (self.over or self._closing) and not task.cancelled():
+        if self.ending and not task.cancelled():
             task.exception()  # nobody asks for it when the run has ended, or goes on elsewhere or later
-
-    def saw(self, seen: Seen) -> None:
-        """A watched wait is true."""
-        entry = self._waits.get(seen.key)
-        if entry is None or entry[1].done() or (seen.signal is not None and not self.inbox.accept(seen.signal)):
-            return
-        entry[1].set_result(seen)
 
     # --- what steps and waits need
 
@@ -297,7 +303,7 @@ class Execution:
 
     async def check(self) -> None:
         """Raises `Halt` when nothing new may begin: the execution is over, or its function has ended."""
-        if self.over or self._closing:
+        if self.ending:
             await asyncio.sleep(0)  # code that swallows `Halt` in a loop must not hold up everybody else
             raise Halt
 
@@ -341,45 +347,23 @@ class Execution:
         decide as they did before."""
         self._busy()
         try:
-            await self._in_turn(when, position)
+            await self._turns.take(when, position)
         finally:
             self._done()
         await self.check()
 
-    async def _in_turn(self, when: Millis, position: int = 0) -> None:
-        """Waits for its turn among the outcomes that arrive side by side: one at a time, each with time for the code
-        to react before the next one, at first as on replay."""
-        future: asyncio.Future[None] = self.runtime.loop.create_future()
-        self._arrived += 1
-        heapq.heappush(self._arriving, (when, position, self._arrived, future))
-        if not self._turning:
-            self._turning = True
-            self.runtime.loop.call_soon(self._next_turn, _QUIET if self._active > 1 and position != _NEW else 0)
-        await future
-
-    def _next_turn(self, loops: int) -> None:
-        if loops:
-            self.runtime.loop.call_soon(self._next_turn, loops - 1)
-        elif self._arriving:
-            future = heapq.heappop(self._arriving)[-1]
-            if not future.done():
-                future.set_result(None)
-            self.runtime.loop.call_soon(self._next_turn, _QUIET if self._arriving or self._active > 1 else 0)
-        else:
-            self._turning = False
-
     async def save(
         self, checkpoint: Checkpoint, *, consumes: int | None = None, starts: Start | None = None
-    ) -> str | None:
-        """Makes a checkpoint durable; gives the id of the run that a unique key led to in place of the one started."""
+    ) -> Existed | None:
+        """Makes a checkpoint durable; tells of the child that it starts if there was one already."""
         if self.over:
             raise Halt
-        led = await self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
+        existed = await self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
         if checkpoint.outcome is not Outcome.OPEN:
             self.progressed = True
-            if self._active > 1 or self._turning:
-                await self._in_turn(self.now(), _NEW)
-        return led
+            if self.active > 1 or self._turns.going:
+                await self._turns.take(self.now(), NEW)
+        return existed
 
     def tell(self, status: Json) -> None:
         """Tells of the run's progress. While the code replays nothing is said but the last word, once it is past."""
@@ -397,16 +381,15 @@ class Execution:
         self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint))
 
     def _busy(self) -> None:
-        self._active += 1
-        self._activity += 1
+        self.active += 1
 
     def _done(self) -> None:
-        self._active -= 1
+        self.active -= 1
         self.runtime.stirred()
-        if self._active == 0:
+        if self.active == 0:
             if self._idle is not None and not self._idle.done():
                 self._idle.set_result(None)
-            self._consider_parking()
+            self.waits.consider_parking()
 
     @contextmanager
     def in_flight(self, step: str = "") -> Generator[None]:
@@ -429,12 +412,13 @@ class Execution:
     def blocked(self) -> bool:
         """Whether nothing of it can go on before something that it waits for comes true, though it can't be parked:
         a step waits itself, or the run cleans up while it is being cancelled."""
-        if not self._waits or any(future.done() for _, future in self._waits.values()):
+        keys = self.waits.keys
+        if not keys:
             return False
-        if not self._active:
+        if not self.active:
             return self.cancelling is not None
-        return self._active == len(self._steps) and all(
-            any(key.startswith(f"{step}/") for key in self._waits) for step in self._steps
+        return self.active == len(self._steps) and all(
+            any(key.startswith(f"{step}/") for key in keys) for step in self._steps
         )
 
     async def live(self) -> None:
@@ -467,7 +451,7 @@ class Execution:
         if self._delivered and not self._thread_told:
             self._thread_told = True
             work.close()
-            raise asyncio.CancelledError(self.cancelling)
+            raise asyncio.CancelledError(self.cancelling.reason if self.cancelling else None)
         future = asyncio.run_coroutine_threadsafe(self._tracked(work), self.runtime.loop)
         try:
             return future.result()
@@ -475,7 +459,7 @@ class Execution:
             if self.over:
                 raise Halt from None
             self._thread_told = True
-            raise asyncio.CancelledError(self.cancelling) from None
+            raise asyncio.CancelledError(self.cancelling.reason if self.cancelling else None) from None
 
     async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
         self.track(asyncio.current_task())
@@ -486,76 +470,26 @@ class Execution:
     async def wait(self, wait: Wait) -> Seen | None:
         """Waits until the condition is true, or (None) its time is over. The run may be parked meanwhile."""
         await self.live()
-        future: asyncio.Future[Seen | None] = self.runtime.loop.create_future()
-        self._waits[wait.key] = (wait, future)
-        alarm = None if wait.at is None else self.runtime.clock.call_at(wait.at, lambda: _ring(future))
-        self._activity += 1
         self.runtime.stirred()
-        if self._active:
-            self._watch(wait)
-        else:
-            self._consider_parking()
-        try:
-            seen = await future
-        finally:
-            del self._waits[wait.key]
-            self.runtime.pump.unwatch(self.token, wait.key)
-            if alarm is not None:
-                alarm.cancel()
-            self._activity += 1
-            self._consider_parking()
+        seen = await self.waits.wait(wait)
         await self.check()
         self.progressed = True
         return seen
 
-    def _watch(self, wait: Wait) -> None:
-        if wait.what is not WaitFor.TIMER:
-            self.runtime.pump.watch(Watch(self.claim.ref, self.token, wait))
+    def saw(self, seen: Seen) -> None:
+        """A watched wait is true."""
+        self.waits.saw(seen)
 
-    def _consider_parking(self) -> None:
-        if not self._active and self._waits and not self.over and not self._closing:
-            self.runtime.loop.call_soon(self._quieter, self._activity, _QUIET)
-
-    def _quieter(self, activity: int, turns: int) -> None:
-        if self.over or self._closing or not self._waits:
-            return
-        if activity != self._activity:
-            if self._active:  # it goes on beside its waits
-                for wait, _ in self._waits.values():
-                    self._watch(wait)
-            return
-        if turns:
-            self.runtime.loop.call_soon(self._quieter, activity, turns - 1)
-        elif any(future.done() for _, future in self._waits.values()):
-            return  # its code goes on in a moment
-        elif self.cancelling is not None:  # it cleans up, and is not put away for that
-            for wait, _ in self._waits.values():
-                self._watch(wait)
-        else:
-            self._park()
-
-    def _park(self) -> None:
+    def park(self, waits: list[Wait]) -> None:
+        """Puts the run away until the store finds one of these true."""
         try:
             self.tap(Point.PARKED, "")
         except Halt:
             return
-        waits = [wait for wait, _ in self._waits.values()]
         self.halt()
         self.runtime.pump.settle(Settle(self.claim.ref, self.token, To.PARK, waits=waits))
-
-    def _end_waits(self) -> None:
-        for wait, future in self._waits.values():
-            self.runtime.pump.unwatch(self.token, wait.key)
-            if not future.done():
-                future.set_exception(Halt())
-                future.exception()
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()
-
-
-def _ring(future: asyncio.Future[Seen | None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -18,7 +18,20 @@ from perdure.engine.halt import Halt
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.failures import encode_failure
 from perdure.model import Fire, Millis, ScheduleRecord
-from perdure.stores.base import Claim, Exchange, Exchanged, Save, Seen, Settle, Store, To, Told, Watch
+from perdure.stores.base import (
+    Cancelling,
+    Claim,
+    Exchange,
+    Exchanged,
+    Existed,
+    Save,
+    Seen,
+    Settle,
+    Store,
+    To,
+    Told,
+    Watch,
+)
 
 logger = logging.getLogger("perdure.worker")
 
@@ -36,7 +49,7 @@ _MOST_SAVES = 1000
 _MOST_BYTES = 4 * 1024 * 1024
 """What one exchange carries of checkpoints, at most, but always one."""
 
-_Pending: TypeAlias = tuple[Save, asyncio.Future[str | None]]
+_Pending: TypeAlias = tuple[Save, asyncio.Future[Existed | None]]
 
 
 class Owner(Protocol):
@@ -45,7 +58,7 @@ class Owner(Protocol):
     @property
     def token(self) -> int: ...
     def lost(self) -> None: ...
-    def cancel(self, reason: str) -> None: ...
+    def cancel(self, cancelling: Cancelling) -> None: ...
     def saw(self, seen: Seen) -> None: ...
 
 
@@ -80,10 +93,10 @@ class Pump:
 
     # --- what runs say
 
-    def save(self, save: Save) -> asyncio.Future[str | None]:
+    def save(self, save: Save) -> asyncio.Future[Existed | None]:
         """Has a checkpoint written with the next exchange. The future is done when it is durable, and raises `Halt`
-        when the run is not this worker's any more. It gives the id of the run that a unique key led to, if one did."""
-        future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        when the run is not this worker's any more. It tells of the child that it starts if there was one already."""
+        future: asyncio.Future[Existed | None] = asyncio.get_running_loop().create_future()
         self._saves.append((save, future))
         self._wake.set()
         return future
@@ -274,20 +287,20 @@ class Pump:
         if self.dead:
             return
         refused = set(reply.refused)
-        led = {(each.token, each.key): each.run_id for each in reply.led}
+        existed = {(each.token, each.key): each for each in reply.existed}
         for save, future in futures:
             if reply.gone or save.token in refused:
                 _fail(future, Halt("the run is not this worker's any more"))
             elif not future.done():
-                future.set_result(led.get((save.token, save.checkpoint.key)))
+                future.set_result(existed.get((save.token, save.checkpoint.key)))
         for settle in exchange.settles:
             self.owners.pop(settle.token, None)
         for token in refused:
             if owner := self.owners.get(token):
                 owner.lost()
-        for token, reason in reply.cancelled:
+        for token, cancelling in reply.cancelled:
             if owner := self.owners.get(token):
-                owner.cancel(reason)
+                owner.cancel(cancelling)
         for seen in reply.seen:
             if owner := self.owners.get(seen.token):
                 owner.saw(seen)
@@ -332,7 +345,7 @@ def _fires(schedule: ScheduleRecord, now: Millis) -> list[Fire]:
         return []
 
 
-def _fail(future: asyncio.Future[str | None], error: BaseException) -> None:
+def _fail(future: asyncio.Future[Existed | None], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
         future.exception()  # a save that nobody waits for may fail without a word: its run was told

@@ -9,7 +9,7 @@ second such task), because two tasks that go on side by side would otherwise tak
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import DefinitionError, NotInWorkflow
@@ -91,6 +91,11 @@ def scope_here() -> Scope | None:
     scope.execution.track(task)
     _scope.set(scope)
     return scope
+
+
+def scope_of_creator(context: Context | None) -> Scope | None:
+    """The scope of code that makes a task to run in `context`, or (None) in its own."""
+    return _scope.get() if context is None else context.get(_scope)
 
 
 def scope_needed(what: str) -> Scope:

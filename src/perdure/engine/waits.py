@@ -11,7 +11,7 @@ from msgspec import json
 from perdure.codec import Decoder
 from perdure.engine.execution import Execution
 from perdure.engine.history import patiently
-from perdure.errors import RunCancelled, RunFailed, SignalTimedOut
+from perdure.errors import IdConflict, RunCancelled, RunFailed, RunNotFound, SignalTimedOut
 from perdure.failures import decode_failure, encode_failure
 from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, Start, State, Wait, WaitFor
 
@@ -78,10 +78,22 @@ async def start_child(execution: Execution, key: str, start: Start) -> str:
     await execution.live()
     with execution.in_flight():
         body = json.encode(start.id).decode()
-        led = await execution.save(
+        existed = await execution.save(
             Checkpoint(key, Kind.CHILD, Outcome.OK, body, started_at=execution.now()), starts=start
         )
-    return start.id if led is None else led
+    if existed is None:
+        return start.id
+    if not existed.same:
+        raise IdConflict(id_taken(existed.id, start.workflow))
+    return existed.id
+
+
+def id_taken(run_id: str, workflow: str) -> str:
+    """What to say of a start whose id is that of another piece of work."""
+    return (
+        f"run {run_id!r} exists with another workflow or input than this start of {workflow}; an id names one piece of"
+        " work for ever: use another id, or app.run(id) for the one that exists"
+    )
 
 
 async def open_batch(execution: Execution, key: str, batch: str, open: Callable[[str], Awaitable[object]]) -> str:
@@ -137,6 +149,12 @@ async def result_of(
         seen = None
         if at is None or at > execution.now():
             if saved is None:
+                with execution.in_flight():
+                    load = execution.runtime.store.load
+                    if child_key is None and await patiently(lambda: load(run_id)) is None:
+                        raise RunNotFound(
+                            f"there is no run {run_id!r} to wait for; was it pruned, or is the id mistyped?"
+                        )
                 execution.save_soon(Checkpoint(key, Kind.RESULT, Outcome.OPEN, at=at, started_at=began))
             seen = await execution.wait(Wait(key, WaitFor.RUN, run_id, at))
         ended = seen.ended if seen is not None else None

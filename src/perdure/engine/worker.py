@@ -19,6 +19,7 @@ from perdure.engine.leases import LeaseThread
 from perdure.engine.points import Tap
 from perdure.engine.processes import Processes
 from perdure.engine.pump import Pump
+from perdure.engine.tasks import adopt_tasks
 from perdure.engine.threads import ThreadLayers
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.model import Millis, Retention
@@ -64,6 +65,7 @@ class Runtime:
         self.tap = tap
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
+        adopt_tasks(self.loop)
         self.executions: dict[int, Execution] = {}
         self.pump = Pump(store, clock, free=lambda: concurrency - len(self.executions), begin=begin)
         self.threads = ThreadLayers(min(concurrency, 64))
@@ -71,10 +73,16 @@ class Runtime:
         self.steps: dict[str, StepDefinition] = {}
         """The steps that were called, by name."""
         self.random = random.Random().random
+        self.loops: list[asyncio.Task[None]] = []
         self.idle = asyncio.Event()
         self.idle.set()
         self.stirred: Callable[[], None] = _nobody
         """Called when something of a run is over or begins to wait, so that a test learns when all is quiet."""
+
+    @property
+    def ending(self) -> bool:
+        """Whether the worker's loops were stopped: the worker ends, or the event loop that it runs in."""
+        return any(loop.done() or loop.cancelling() for loop in self.loops)
 
     def began(self, execution: Execution) -> None:
         self.executions[execution.token] = execution
@@ -185,6 +193,7 @@ class Worker:
         ]
         if self._retention:
             self._loops.append(asyncio.create_task(self._forever("prune", self._prune)))
+        self._runtime.loops = self._loops
 
     async def stop(self, grace: float | None = None) -> None:
         """Stops claiming, lets runs end for `grace` seconds, hands back the others at once, and leaves the store.

@@ -98,9 +98,11 @@ class Save(Struct, omit_defaults=True):
     the next position of the run, also when it replaces one: what completes later is replayed later.
 
     `consumes` is the position of the signal that it takes with it, `starts` the child run that it makes: both happen
-    in the same transaction or not at all. A child whose id exists is left as it is; one whose unique key is taken is
-    not made, and the checkpoint's body becomes the id of the run that has the key (see `Exchanged.led`). A save that
-    completes (outcome `OK` or `ERROR`) sets the run's crash count back to nothing: it made progress.
+    in the same transaction or not at all. A child whose id exists is left as it is, and told of in
+    `Exchanged.existed`; where that is a run of another workflow or input, the checkpoint is not kept either. A child
+    whose unique key is taken is not made: the checkpoint's body becomes the id of the run that has the key, which is
+    told of too. A save that completes (outcome `OK` or `ERROR`) sets the run's crash count back to nothing: it made
+    progress.
     """
 
     ref: Ref
@@ -131,7 +133,8 @@ class Exchange(Struct, omit_defaults=True):
     saves, progress, settles, fires, due timers and deadlines (a bounded number), claims.
 
     A run whose deadline is due ends as failed (`deadline_exceeded`) if it isn't running, else it is to be cancelled
-    with the reason "deadline"; its descendants are cancelled. One that is being cancelled already is left to that.
+    with `Cancelling.deadline` set, and fails then. Its descendants are cancelled, whatever their state, for
+    `PARENT_DEADLINE_PASSED`. One that is being cancelled already is left to that.
 
     `serial` counts the exchanges of an incarnation. A repeated one (`repeated`, after an error that leaves open
     whether it took effect) bears the serial of the first and gets the same claims.
@@ -150,6 +153,14 @@ class Exchange(Struct, omit_defaults=True):
     fires: list[Fire] = []
 
 
+class Cancelling(Struct, omit_defaults=True):
+    """Why an owned run is to be cancelled. `deadline` says that its own deadline passed: it ends as failed then. The
+    reason is a text for people, and whoever cancels may choose any."""
+
+    reason: str
+    deadline: bool = False
+
+
 class Claim(Struct):
     """A run that is now owned by the worker, with all that it needs to go on."""
 
@@ -166,7 +177,7 @@ class Claim(Struct):
     created_at: Millis
     deadline: Millis | None
     parent: str | None
-    cancelling: str | None
+    cancelling: Cancelling | None
     checkpoints: list[Checkpoint]
     """The first `PAGE` of them, in order of position."""
     signals: list[Arrived]
@@ -191,12 +202,17 @@ class Seen(Struct):
     ended: Ended | None = None
 
 
-class Led(Struct):
-    """A child start, by the key of its checkpoint, whose unique key was taken: the checkpoint is that of `run_id`."""
+class Existed(Struct):
+    """A child start, by the key of its checkpoint, whose id was there, or whose unique key led to run `id`: `same` is
+    that of `Started`.
+
+    If it is False the checkpoint was not kept: the next attempt comes to the same answer. In the reply to a repeated
+    exchange a child that the first one made may be among these, as `same`."""
 
     token: int
     key: str
-    run_id: str
+    id: str
+    same: bool
 
 
 class Exchanged(Struct):
@@ -206,8 +222,8 @@ class Exchanged(Struct):
     claims: list[Claim]
     refused: list[int]
     """Tokens in all that was said of runs that own their run no more; none of their writes took effect."""
-    cancelled: list[tuple[int, str]]
-    """Token and reason of owned runs that somebody wants cancelled; repeated in each reply until they settle."""
+    cancelled: list[tuple[int, Cancelling]]
+    """Owned runs, by token, that are to be cancelled; repeated in each reply until they settle."""
     seen: list[Seen]
     next_at: Millis | None
     """When the next timer or deadline is due; None when there is none."""
@@ -216,10 +232,10 @@ class Exchanged(Struct):
     due: list[ScheduleRecord] = []
     """Schedules whose next slot is due, at most a few; the worker answers with fires in its next exchange. They are
     told whatever the free slots. `next_at` counts the slots to come."""
-    led: list[Led] = []
-    """Children that were not made, because a unique key led to a run that was there."""
     gone: bool = False
     """The store does not know this incarnation: it was declared dead, or retired. It owns nothing and got nothing."""
+    existed: list[Existed] = []
+    """Children of `saves` that were there already."""
 
 
 class Registration(Struct, kw_only=True):
@@ -341,7 +357,7 @@ class Store(Protocol):
 
         Raises `RunNotFound`, `RunNotEnded` (also for one that succeeded, without `from_key`), `CheckpointNotFound`, or
         `KeyTaken` when its unique key is another live run's now. The one verb of a client that is not safe to repeat
-        blindly: a repeat after a lost reply raises `RunNotEnded`."""
+        blindly: after a lost reply it raises `RunNotEnded`."""
         ...
 
     async def load(self, run_id: str) -> RunRecord | None: ...
@@ -459,9 +475,10 @@ class Store(Protocol):
     # --- workers
 
     async def register(self, worker: Registration) -> int:
-        """Begins an incarnation, with a lease from now; returns its id, which is never used again. A repeat after a
-        lost reply begins another one of the same name, which `bury` takes along. From then on its exchanges claim runs
-        of its workflows on its queues, and of nothing else."""
+        """Begins an incarnation, with a lease from now; returns its id, which is never used again. From then on its
+        exchanges claim runs of its workflows on its queues, and of nothing else.
+
+        A repeat after a lost reply begins another one of the same name, which `bury` takes along."""
         ...
 
     def keeper(self, worker: int, lease: Millis) -> Keeper: ...
@@ -473,10 +490,8 @@ class Store(Protocol):
     async def reclaim(self) -> int:
         """Takes back the runs of incarnations whose lease has ended, and forgets these; returns how many runs.
 
-        Each such run is `queued` in its old place with `attempt` one up and `cut_off` set. The blame goes to the runs
-        that have the most crashes among those of the same dead worker: theirs counts one up, so that one that kills
-        its worker again and again soon stands alone. From the second crash on, such a run backs off for a random
-        time up to `crash_backoff(crashes)`; at its `max_crashes` it ends as failed (`poisoned` makes the error)."""
+        Each such run is `queued` in its old place with `attempt` one up and `cut_off` set, or backs off, or ends as
+        failed, as `perdure.blame.judge` decides (`poisoned` makes the error)."""
         ...
 
     async def bury(self, name: str) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.budget import Budget, Head, Meter, pick, scopes_of
 from perdure.model import Rate, Scope, ScopeKind
-from perdure.stores.budget import Budget, Head, Meter, pick, scopes_of
 
 RATES = st.builds(Rate, st.integers(1, 1000), st.integers(1, 100_000), st.integers(1, 20))
 QUEUE = Scope(ScopeKind.QUEUE, "q")

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from perdure.model import State, crash_backoff
 from perdure.stores import open_store
 from perdure.stores.base import Severity
 from perdure.stores.sqlite.lists import _statement
 from perdure.stores.sqlite.sql import load, migrations, parse, statements
-from perdure.stores.sqlite.worker import Owned, Verdict, judge
 
 
 def test_a_file_is_split_into_its_statements() -> None:
@@ -46,27 +44,6 @@ def test_migrations_are_numbered_without_gaps() -> None:
 )
 def test_every_statement_is_there(file: str) -> None:
     assert all(load(file).values())
-
-
-def longest(_: float, most: float) -> float:
-    return most
-
-
-def test_the_blame_goes_to_those_that_crashed_most() -> None:
-    runs = [Owned(1, 10, 1, 5, False), Owned(1, 11, 0, 5, False), Owned(2, 12, 0, 5, False)]
-    assert judge(runs, 1000, longest) == [
-        Verdict(10, State.SCHEDULED, 2, 1000 + crash_backoff(2)),
-        Verdict(11, State.QUEUED, 0, None),
-        Verdict(12, State.QUEUED, 1, None),
-    ]
-
-
-def test_a_run_that_crashed_too_often_is_poison() -> None:
-    assert judge([Owned(1, 10, 4, 5, True)], 0, longest) == [Verdict(10, State.FAILED, 5, None)]
-
-
-def test_a_run_that_is_being_cancelled_does_not_back_off() -> None:
-    assert judge([Owned(1, 10, 3, 9, True)], 0, longest) == [Verdict(10, State.QUEUED, 4, None)]
 
 
 def test_the_doctor_finds_a_new_store_healthy(tmp_path: Path) -> None:
@@ -142,12 +119,14 @@ def test_lists_walk_their_index_in_order(tmp_path: Path) -> None:
         "cause": "failure_cause",
     }
     walks["label"] = "label_value"
-    names = ("states", "workflow", "queue", "parent", "group", "batch", "cause", "labels", "limit", "after")
+    names = ("states", "workflow", "queue", "parent", "batch", "group", "cause", "labels", "limit", "after")
     for walk, index in walks.items():
         for direction in ("newest", "oldest"):
             plan = plan_of_text(_statement(direction, walk), {**dict.fromkeys(names)}, tmp_path)
             assert index in plan
             assert "TEMP B-TREE" not in plan, f"{walk}, {direction}: {plan}"
+    # A group may have runs on several queues, which are put into order.
+    assert "run_group" in plan_of_text(_statement("newest", "group"), {**dict.fromkeys(names)}, tmp_path)
 
 
 def test_counts_walk_no_runs_that_are_queued_or_have_ended(tmp_path: Path) -> None:

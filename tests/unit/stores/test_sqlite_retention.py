@@ -11,9 +11,12 @@ from perdure.model import (
     Checkpoint,
     Fire,
     Kind,
+    Limits,
     Outcome,
     Retention,
     Schedule,
+    Scope,
+    ScopeKind,
     Signal,
     Start,
     Unique,
@@ -25,7 +28,10 @@ from perdure.stores.base import Claim, Exchange, Registration, Save, Settle, Sto
 
 pytestmark = pytest.mark.anyio
 
-LASTING = {"migration", "lane", "finish", "turn", "worker", "worker_lane", "session", "schedule", "sqlite_sequence"}
+LASTING = {
+    *("migration", "sqlite_sequence", "lane", "finish", "turn"),
+    *("scope", "revision", "worker", "worker_lane", "schedule"),
+}
 """Tables whose rows are of no run."""
 
 
@@ -54,16 +60,18 @@ def rows(path: Path) -> dict[str, list[tuple[object, ...]]]:
     return found
 
 
-async def fill(store: Store) -> None:
-    common = {"group": "g", "group_limit": 9, "session": "of the worker"}
+async def fill(store: Store) -> int:
+    """Returns the worker's number."""
 
     def run(id: str, **options: object) -> Start:
-        return Start(id=id, workflow="w", queue="q", input='"input"', labels={"of": id}, **common, **options)  # type: ignore[arg-type]
+        return Start(id=id, workflow="w", queue="q", input='"input"', labels={"of": id}, **options)  # type: ignore[arg-type]
 
     await store.put_schedule(Schedule(name="s", every=1000, start=run("")), 5, declared=True)
+    await store.set_limits(Scope(ScopeKind.QUEUE, "q"), Limits(running=9), "ada")
     await store.open_batch("batch", [run("secret-1", unique=Unique("key")), run("secret-2")], run("secret-callback"))
+    await store.enqueue([run(f"secret-tied-{n}", group="secret-group", session="secret-session") for n in range(2)])
     worker = Registration(
-        name="a", host="h", pid=1, queues=["q"], workflows=["w"], concurrency=9, sessions=1, lease=10**9
+        name="a", host="h", pid=1, queues=["q"], workflows=["w"], sessions=9, concurrency=9, lease=10**9
     )
     busy = Busy(store, await store.register(worker))
     await busy.say(fires=[Fire("s", 5, [run("secret-fired")], 10**15)])
@@ -78,6 +86,7 @@ async def fill(store: Store) -> None:
     await busy.say(settles=[Settle(one.ref, one.token, To.PARK, waits=waits)])
     ends = [Settle(claim.ref, claim.token, To.FAILED, '"error"', cause="cause") for claim in (two, fired)]
     await busy.say(settles=ends)
+    return busy.id
 
 
 @pytest.mark.parametrize("how", ["prune", "delete"])
@@ -86,17 +95,18 @@ async def test_nothing_is_left(tmp_path: Path, how: str) -> None:
     store = open_store(f"sqlite:///{path}")
     await store.open()
     try:
-        await fill(store)
+        worker = await fill(store)
         before = rows(path)
-        empty = {name for name, found in before.items() if not found} - {"listener", "scope", "revision"}
+        empty = {name for name, found in before.items() if not found} - {"listener"}
         assert not empty, "the test is to leave rows in every table"
-        ids = ["secret-1", "secret-2", "secret-fired", "secret-callback"]
+        ids = ["secret-1", "secret-2", "secret-fired", "secret-callback", "secret-tied-0", "secret-tied-1"]
+        await store.retire(worker)
         if how == "prune":
             for id in ids:
                 await store.cancel(id, "x")
-            assert await store.prune([Retention(age=0)], limit=100) == 5
+            assert await store.prune([Retention(age=0)], limit=100) == 7
         else:
-            assert [await store.delete(id, force=True) for id in ids] == [2, 1, 1, 1]
+            assert [await store.delete(id, force=True) for id in ids] == [2, 1, 1, 1, 1, 1]
         after = rows(path)
         assert {name for name, found in after.items() if found} <= LASTING
         assert "secret" not in repr(after)

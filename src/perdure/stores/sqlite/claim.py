@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from perdure.budget import Budget, Head, Meter, Pick, pick, scopes_of, spend
 from perdure.model import Millis, Rate, Scope, ScopeKind
 from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Exchange
-from perdure.stores.budget import Budget, Head, Meter, Pick, pick, scopes_of, spend
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
 
@@ -41,17 +41,30 @@ class Outlook(NamedTuple):
     next_at: Millis | None
 
 
+class _Rooms(NamedTuple):
+    more: int
+    """How many more sessions the worker may own."""
+    keeps_until: Millis | None
+    """Until when it keeps the first of those of which no run is there."""
+    wanted: int
+    """Whether a run is ready for it whose session nobody owns."""
+
+
 class _Survey(NamedTuple):
     left: dict[Scope, Budget]
     pick: Pick
-    keeps_until: Millis | None
-    """Of a worker that owns as many sessions as it may: until when it keeps the first that has no run."""
+    rooms: _Rooms
 
 
 def token_range(exchange: Exchange) -> tuple[int, int]:
     """The tokens that the claims of an exchange may bear."""
     first = (exchange.worker << 40) + (exchange.serial << 8)
     return first, first + 255
+
+
+def sessions_wanted(transaction: Transaction, worker: int) -> bool:
+    """Whether a run is ready for the worker whose session nobody owns."""
+    return bool(_rooms(transaction, worker).wanted)
 
 
 def claim_for(transaction: Transaction, exchange: Exchange, *, strict: bool) -> None:
@@ -76,8 +89,10 @@ def claim_for(transaction: Transaction, exchange: Exchange, *, strict: bool) -> 
 def outlook(transaction: Transaction, worker: int) -> Outlook:
     """What budgets and sessions leave to be claimed. Reads only."""
     survey = _survey(transaction, worker, 1)
-    picked = survey.pick
-    times = [time for time in (picked.opens_at, survey.keeps_until) if time is not None]
+    picked, rooms = survey.pick, survey.rooms
+    # One that owns as many sessions as it may looks again when it gives one up, if there is another one.
+    room_at = rooms.keeps_until if rooms.wanted and rooms.more <= 0 else None
+    times = [time for time in (picked.opens_at, room_at) if time is not None]
     return Outlook(bool(picked.chosen or picked.late), min(times, default=None))
 
 
@@ -100,14 +115,17 @@ def _claim_within_budgets(transaction: Transaction, params: dict[str, int], slot
 
 
 def _survey(transaction: Transaction, worker: int, slots: int) -> _Survey:
-    rooms, keeps_until = transaction.row(_SQL["rooms"], {"worker": worker})
-    params = {"worker": worker, "least": -1 if rooms > 0 else 0, "slots": slots}
+    rooms = _rooms(transaction, worker)
+    params = {"worker": worker, "least": -1 if rooms.more > 0 else 0, "slots": slots}
     heads = _Heads.decode(transaction.row(_SQL["heads"], params)[0])
     if not heads:
-        return _Survey({}, Pick(), None if rooms > 0 else keeps_until)
+        return _Survey({}, Pick(), rooms)
     left = budgets(transaction, heads)
-    picked = pick(heads, left, slots, rooms, transaction.now)
-    return _Survey(left, picked, None if rooms > 0 else keeps_until)
+    return _Survey(left, pick(heads, left, slots, rooms.more, transaction.now), rooms)
+
+
+def _rooms(transaction: Transaction, worker: int) -> _Rooms:
+    return _Rooms(*transaction.row(_SQL["rooms"], {"worker": worker}))
 
 
 def budgets(transaction: Transaction, heads: list[Head]) -> dict[Scope, Budget]:

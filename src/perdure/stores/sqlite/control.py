@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from perdure.errors import CheckpointNotFound, KeyTaken, RunEnded, RunNotEnded, RunNotFound
-from perdure.model import OVERDUE, Json, Signal, State, deadline_exceeded
+from perdure.model import DEADLINE_PASSED, OVERDUE, PARENT_DEADLINE_PASSED, Json, Signal, State, deadline_exceeded
 from perdure.stores.base import Topic
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.settle import keep_causes, take_numbers
@@ -16,9 +16,6 @@ _SQL = load("control")
 _Numbers = msgspec.json.Decoder(list[int])
 _Ids = msgspec.json.Decoder(list[str])
 _Tree = msgspec.json.Decoder(list[tuple[int, int]])
-
-DEADLINE = "deadline"
-"""The reason of a cancellation that a deadline asks for."""
 
 
 def deliver(transaction: Transaction, signal: Signal) -> None:
@@ -48,14 +45,15 @@ def cancel(transaction: Transaction, run_id: str, reason: str, *, children: bool
 def expire(transaction: Transaction, overdue: str) -> None:
     """Ends runs (a JSON list of their numbers) whose deadline has passed as failed, where they are not running.
 
-    Those that are running are asked to end, and what descends from either kind is cancelled.
+    Those that are running are asked to end, and what descends from either kind is cancelled, whatever its state.
     """
     idle, running = _tree(transaction, overdue, children=False)
     descend = encode(idle + running)
     end(transaction, idle, State.FAILED, deadline_exceeded())
     if idle:
         keep_causes(transaction, idle, OVERDUE)
-    _stop(transaction, descend, DEADLINE, children=True)
+    _ask(transaction, running, DEADLINE_PASSED, overdue=True)
+    _stop(transaction, descend, PARENT_DEADLINE_PASSED, children=True)
 
 
 def retry(transaction: Transaction, run_id: str, from_key: str | None) -> None:
@@ -107,8 +105,12 @@ def find_run(transaction: Transaction, run_id: str) -> tuple[int, State]:
 def _stop(transaction: Transaction, roots: str, reason: str, *, children: bool) -> None:
     idle, running = _tree(transaction, roots, children=children)
     end(transaction, idle, State.CANCELLED, encode(reason))
+    _ask(transaction, running, reason)
+
+
+def _ask(transaction: Transaction, running: list[int], reason: str, *, overdue: bool = False) -> None:
     if running:
-        transaction.change(_SQL["ask"], {"runs": encode(running), "reason": reason})
+        transaction.change(_SQL["ask"], {"runs": encode(running), "reason": reason, "overdue": overdue})
         transaction.tell.add(Topic.WORK)
 
 

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from perdure.model import Millis, ScheduleRecord
-from perdure.stores.base import PAGE, Claim, Exchange, Exchanged, Led, Save, Seen, Settle, Topic
-from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, token_range
+from perdure.model import Millis, ScheduleRecord, Started
+from perdure.stores.base import PAGE, Cancelling, Claim, Exchange, Exchanged, Existed, Save, Seen, Settle, Topic
+from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, sessions_wanted, token_range
 from perdure.stores.sqlite.control import expire
 from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction
@@ -27,7 +28,7 @@ _SQL = load("exchange")
 _LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION, _GROUP = 1, 2, 4, 8, 16, 32, 64
 
 _Flags = msgspec.json.Decoder(list[tuple[int, int]])
-_Cancelled = msgspec.json.Decoder(list[tuple[int, str]])
+_Cancelled = msgspec.json.Decoder(list[tuple[int, Cancelling]])
 _Claims = msgspec.json.Decoder(list[Claim])
 _Numbers = msgspec.json.Decoder(list[int])
 _Due = msgspec.json.Decoder(list[ScheduleRecord])
@@ -48,11 +49,6 @@ class _Head(msgspec.Struct):
     limited: bool
     known: bool
 
-    @property
-    def strict(self) -> bool:
-        """Whether a claim has to look at limits, rates or sessions."""
-        return self.known and (self.limited or self.sessions > 0)
-
     def having(self, flag: int) -> set[int]:
         return {token for token, flags in self.flags.items() if flags & flag}
 
@@ -69,14 +65,15 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     head = _head(transaction, exchange)
     if head.timers_due or head.deadlines_due or head.sessions_idle:
         return None
-    reply, _ = _reply(transaction, exchange, head, outlook(transaction, exchange.worker) if head.strict else None)
+    left_over = outlook(transaction, exchange.worker) if _strict(transaction, exchange, head) else None
+    reply, _ = _reply(transaction, exchange, head, left_over)
     return None if reply.more and exchange.slots > 0 else reply
 
 
 def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     """Does all that an exchange asks for. What is refused, or was done before, changes nothing."""
     head = _head(transaction, exchange)
-    ready, led = _save(transaction, exchange, head)
+    ready, existed = _save(transaction, exchange, head)
     _tell(transaction, exchange, head)
     ready |= _settle(transaction, exchange, head)
     more, left_over = False, None
@@ -84,10 +81,11 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
         ready |= _fire(transaction, exchange)
         promoted, more = _take_up(transaction, head)
         ready |= promoted
+        strict = _strict(transaction, exchange, head)
         # While there are more runs whose time is over, a claim might bring one of them: they come first.
         if exchange.slots > 0 and not (head.deadlines_due and more):
-            claim_for(transaction, exchange, strict=head.strict)
-        if head.strict:
+            claim_for(transaction, exchange, strict=strict)
+        if strict:
             left_over = outlook(transaction, exchange.worker)
     reply, left = _reply(transaction, exchange, head, left_over)
     # What settles frees its share of a limit, for which runs of others may wait.
@@ -96,8 +94,13 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     if reply.next_at is not None and (head.next_at is None or reply.next_at < head.next_at):
         transaction.tell.add(Topic.WORK)
     reply.more |= more
-    reply.led = led
+    reply.existed = existed
     return reply
+
+
+def _strict(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
+    """Whether a claim has to look at limits, rates or sessions; what is ready tells all otherwise."""
+    return head.known and (head.limited or (head.sessions > 0 and sessions_wanted(transaction, exchange.worker)))
 
 
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:
@@ -123,39 +126,48 @@ def _first(*times: Millis | None) -> Millis | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bool, list[Led]]:
-    """Keeps checkpoints; returns whether runs were made, and the children whose unique key led to another run."""
+def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bool, list[Existed]]:
+    """Keeps checkpoints; returns whether runs were made, and the children that were there."""
     stopped = head.having(_LOST | _SETTLED)
     saves = [save for save in exchange.saves if save.token not in stopped]
     if not saves:
         return False, []
-    transaction.change(_SQL["save"], {"saves": encode([_row(save) for save in saves]), "now": transaction.now})
-    consumed = [(save.ref, save.consumes) for save in saves if save.consumes is not None]
+    starting = [save for save in saves if save.starts is not None]
+    started = _start(transaction, starting)
+    existed = [
+        Existed(save.token, save.checkpoint.key, answer.id, answer.same)
+        for save, answer in zip(starting, started, strict=True)
+        if answer.existed
+    ]
+    answers = iter(started)
+    rows = [_row(save) if save.starts is None else _child_row(save, next(answers)) for save in saves]
+    kept = [save for save, row in zip(saves, rows, strict=True) if row is not None]
+    transaction.change(_SQL["save"], {"saves": encode([row for row in rows if row]), "now": transaction.now})
+    consumed = [(save.ref, save.consumes) for save in kept if save.consumes is not None]
     if consumed:
         transaction.change(_SQL["consume"], {"consumed": encode(consumed)})
     crashed = head.having(_CRASHED)
-    progressed = [save.ref for save in saves if save.token in crashed and save.checkpoint.outcome != "open"]
+    progressed = [save.ref for save in kept if save.token in crashed and save.checkpoint.outcome != "open"]
     if progressed:
         transaction.change(_SQL["progress"], {"runs": encode(progressed)})
-    return _start(transaction, [save for save in saves if save.starts is not None])
+    return len(existed) < len(started), existed
 
 
-def _start(transaction: Transaction, saves: list[Save]) -> tuple[bool, list[Led]]:
+def _start(transaction: Transaction, saves: list[Save]) -> list[Started]:
     starts = [save.starts for save in saves if save.starts is not None]
     if not starts:
-        return False, []
+        return []
     with _quietly(transaction):
-        started = enqueue(transaction, starts, [int(save.ref) for save in saves])
-    led = [
-        (save, answer.id) for save, start, answer in zip(saves, starts, started, strict=True) if answer.id != start.id
-    ]
-    if led:
-        rows = [(save.ref, save.checkpoint.key, run_id) for save, run_id in led]
-        transaction.change(_SQL["lead"], {"led": encode(rows)})
-    return (
-        any(not answer.existed for answer in started),
-        [Led(save.token, save.checkpoint.key, run_id) for save, run_id in led],
-    )
+        return enqueue(transaction, starts, [int(save.ref) for save in saves])
+
+
+def _child_row(save: Save, answer: Started) -> tuple[Any, ...] | None:
+    """The checkpoint of a child: of the run that a unique key led to; None for one whose id is another run's."""
+    if not answer.same:
+        return None
+    if save.starts is not None and answer.id != save.starts.id:
+        save = replace(save, checkpoint=replace(save.checkpoint, body=encode(answer.id)))
+    return _row(save)
 
 
 def _tell(transaction: Transaction, exchange: Exchange, head: _Head) -> None:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
+from perdure.budget import Budget, Head, scopes_of
 from perdure.clock import moment
 from perdure.model import Millis, Rate, Scope, ScopeKind, State
-from perdure.stores.budget import Budget, Head, scopes_of
 from perdure.stores.sqlite.claim import budgets
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import load

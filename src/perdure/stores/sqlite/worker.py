@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
 import msgspec
 
-from perdure.model import POISONED, Json, Millis, State, crash_backoff, poisoned
+from perdure.blame import Suspect, judge
+from perdure.model import POISONED, Json, State, poisoned
 from perdure.stores.base import Registration, Topic
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.settle import keep_causes, take_numbers
@@ -19,26 +15,7 @@ _SQL = load("worker")
 _OUTCOMES = load("exchange")["outcomes"]
 
 
-class Owned(NamedTuple):
-    """A run whose owner died."""
-
-    worker: int
-    seq: int
-    crashes: int
-    max_crashes: int
-    cancelling: bool
-
-
-class Verdict(NamedTuple):
-    """What becomes of such a run."""
-
-    seq: int
-    state: State
-    crashes: int
-    wake_at: Millis | None
-
-
-_Owned = msgspec.json.Decoder(list[Owned])
+_Suspects = msgspec.json.Decoder(list[Suspect])
 _Ids = msgspec.json.Decoder(list[int])
 
 
@@ -83,36 +60,13 @@ def bury(transaction: Transaction, name: str) -> int:
     return _take_back(transaction, transaction.row(_SQL["named"], {"name": name})[0])
 
 
-def judge(runs: Sequence[Owned], now: Millis, draw: Callable[[float, float], float] = random.uniform) -> list[Verdict]:
-    """Decides about the runs of dead workers: who is to blame, who backs off, who is poison.
-
-    A run that is being cancelled does not back off: whoever claims it next ends it.
-    """
-    most: dict[int, int] = defaultdict(int)
-    for run in runs:
-        most[run.worker] = max(most[run.worker], run.crashes)
-    return [_verdict(run, run.crashes == most[run.worker], now, draw) for run in runs]
-
-
-def _verdict(run: Owned, blamed: bool, now: Millis, draw: Callable[[float, float], float]) -> Verdict:
-    if not blamed:
-        return Verdict(run.seq, State.QUEUED, run.crashes, None)
-    crashes = run.crashes + 1
-    if crashes >= run.max_crashes:
-        return Verdict(run.seq, State.FAILED, crashes, None)
-    pause = int(draw(0, crash_backoff(crashes)))
-    if pause == 0 or run.cancelling:
-        return Verdict(run.seq, State.QUEUED, crashes, None)
-    return Verdict(run.seq, State.SCHEDULED, crashes, now + pause)
-
-
 def _take_back(transaction: Transaction, workers: str) -> int:
     if not _Ids.decode(workers):
         return 0
-    runs = _Owned.decode(transaction.row(_SQL["owned"], {"workers": workers})[0])
+    runs = _Suspects.decode(transaction.row(_SQL["owned"], {"workers": workers})[0])
     if runs:
         verdicts = judge(runs, transaction.now)
-        errors: list[tuple[int, Json]] = [(v.seq, poisoned(v.crashes)) for v in verdicts if v.state is State.FAILED]
+        errors: list[tuple[int, Json]] = [(v.ref, poisoned(v.crashes)) for v in verdicts if v.state is State.FAILED]
         if errors:
             transaction.change(_OUTCOMES, {"bodies": encode(errors)})
             keep_causes(transaction, [run for run, _ in errors], POISONED)

@@ -33,7 +33,8 @@ CREATE TABLE run (
     cut_off INTEGER NOT NULL DEFAULT 0,
     wake_at INTEGER,                      -- when its timer is due; NULL as soon as it is queued
     deadline INTEGER,
-    cancelling TEXT,
+    cancelling TEXT,                      -- why it is to be cancelled; NULL when it is not
+    overdue INTEGER NOT NULL DEFAULT 0,   -- whether that is for its deadline; means nothing without `cancelling`
     created_at INTEGER NOT NULL,
     started_at INTEGER,
     finished_at INTEGER,                  -- NULL exactly while the state is not final
@@ -255,24 +256,24 @@ CREATE INDEX run_line ON run (grp, priority) WHERE slot = 2;
 CREATE TABLE turn (place INTEGER NOT NULL);
 INSERT INTO turn (place) VALUES (0);
 
--- A run comes into the queue, or takes no part any more.
-CREATE TRIGGER run_in_group AFTER UPDATE OF state ON run
-WHEN new.slot IS NOT NULL AND new.state <> 'running'
+-- A run comes into the queue.
+CREATE TRIGGER run_joins_group AFTER UPDATE OF state ON run
+WHEN new.slot IS NOT NULL AND new.state = 'queued'
 BEGIN
     -- It takes a free slot. If there is one, nobody is in the line.
     UPDATE run SET slot = 1, place = coalesce(place, seq << 20)
-    WHERE new.slot = 0 AND new.state = 'queued' AND seq = new.seq AND EXISTS (
+    WHERE new.slot = 0 AND seq = new.seq AND EXISTS (
         SELECT 1 FROM grp AS g
         WHERE g.id = new.grp
             AND NOT g.paused
             AND g.most > (SELECT count(*) FROM run AS h INDEXED BY run_holder WHERE h.grp = g.id AND h.slot = 1)
     );
     UPDATE run SET slot = 2, held = 'group'
-    WHERE new.slot = 0 AND new.state = 'queued' AND seq = new.seq AND slot = 0;
+    WHERE new.slot = 0 AND seq = new.seq AND slot = 0;
     -- It comes before one that has a slot and has not begun (or keeps no slot): that one goes back into the line. Its slot goes on to the
     -- first in the line, which is the newcomer.
     UPDATE run SET slot = 2, held = 'group'
-    WHERE new.slot = 0 AND new.state = 'queued' AND seq = (
+    WHERE new.slot = 0 AND seq = (
         SELECT h.seq
         FROM grp AS g CROSS JOIN run AS h INDEXED BY run_holder ON h.grp = g.id AND h.slot = 1
         WHERE g.id = new.grp
@@ -285,13 +286,19 @@ BEGIN
     );
     -- It has kept its slot, but its group is paused.
     UPDATE run SET held = 'paused'
-    WHERE new.slot = 1 AND new.state = 'queued' AND seq = new.seq AND (SELECT paused FROM grp WHERE id = new.grp);
-    -- It has ended, or it waits: for a time at which it is to begin, or without its slot, as declared.
-    UPDATE run SET slot = 0, held = CASE WHEN slot = 1 THEN held END
-    WHERE new.slot > 0 AND new.state <> 'queued' AND seq = new.seq AND (
+    WHERE new.slot = 1 AND seq = new.seq AND (SELECT paused FROM grp WHERE id = new.grp);
+END;
+
+-- A run takes no part any more: it has ended, or it waits, for a time at which it is to begin, or without its slot, as
+-- declared.
+CREATE TRIGGER run_leaves_group AFTER UPDATE OF state ON run
+WHEN new.slot > 0 AND new.state NOT IN ('queued', 'running')
+    AND (
         new.finished_at IS NOT NULL
-        OR new.held IS NOT 'rate' AND (NOT new.keep OR new.slot = 2 OR new.started_at IS NULL)
-    );
+        OR (new.held IS NOT 'rate' AND (NOT new.keep OR new.slot = 2 OR new.started_at IS NULL))
+    )
+BEGIN
+    UPDATE run SET slot = 0, held = CASE WHEN slot = 1 THEN held END WHERE seq = new.seq;
 END;
 
 -- A slot that becomes free goes to the first in the line.

@@ -46,7 +46,8 @@ INSERT OR REPLACE INTO outcome (run, body) SELECT value, :body FROM json_each(:r
 
 -- name: ask
 -- Asks for the end of runs that are owned; the first reason stays. Uses the primary key.
-UPDATE run SET cancelling = coalesce(cancelling, :reason) WHERE seq IN (SELECT value FROM json_each(:runs));
+UPDATE run SET cancelling = :reason, overdue = :overdue
+WHERE seq IN (SELECT value FROM json_each(:runs)) AND cancelling IS NULL;
 
 -- name: position
 -- Where a checkpoint stands. Uses checkpoint_key.

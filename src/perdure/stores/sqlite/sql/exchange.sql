@@ -136,18 +136,6 @@ SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:
 INSERT OR REPLACE INTO status (run, body)
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:told);
 
--- name: lead
--- Makes checkpoints of children those of other runs. Uses checkpoint_key.
-UPDATE checkpoint SET body = e.body, size = length(CAST(e.body AS BLOB))
-FROM (
-    SELECT
-        json_extract(value, '$[0]') AS run,
-        json_extract(value, '$[1]') AS key,
-        json_quote(json_extract(value, '$[2]')) AS body
-    FROM json_each(:led)
-) AS e
-WHERE checkpoint.run = e.run AND checkpoint.key = e.key;
-
 -- name: outcomes
 -- Keeps the bodies of runs. Uses the primary key.
 INSERT OR REPLACE INTO outcome (run, body)
@@ -290,13 +278,19 @@ FROM (
 );
 
 -- name: rooms
--- How many more sessions the worker may own, and until when it keeps the first one of those of which no run is there.
--- Uses session_owned.
+-- How many more sessions the worker may own, until when it keeps the first one of those of which no run is there, and
+-- whether a run is ready in its lanes whose session nobody owns. Uses session_owned and run_ready.
 SELECT
     w.sessions - (SELECT count(*) FROM session AS s INDEXED BY session_owned WHERE s.owner = w.id),
     (
         SELECT s.idle_until FROM session AS s INDEXED BY session_owned
         WHERE s.owner = w.id AND s.idle_until > 0 ORDER BY s.idle_until LIMIT 1
+    ),
+    EXISTS (
+        SELECT 1
+        FROM worker_lane AS s CROSS JOIN run AS q INDEXED BY run_ready
+        WHERE s.worker = w.id AND s.owner = -1
+            AND q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
     )
 FROM worker AS w WHERE w.id = :worker;
 
@@ -443,7 +437,11 @@ SELECT
                 'created_at', r.created_at,
                 'deadline', r.deadline,
                 'parent', r.parent,
-                'cancelling', r.cancelling,
+                'cancelling', CASE
+                    WHEN r.cancelling IS NOT NULL THEN json_object(
+                        'reason', r.cancelling, 'deadline', json(CASE WHEN r.overdue THEN 'true' ELSE 'false' END)
+                    )
+                END,
                 'checkpoints', (
                     SELECT json_group_array(
                         json_object(
@@ -492,7 +490,12 @@ SELECT
             AND (r.grp IS NOT NULL OR r.session IS NOT NULL OR l.version <> '')
     ),
     (
-        SELECT json_group_array(json_array(token, cancelling))
+        SELECT json_group_array(
+            json_array(
+                token,
+                json_object('reason', cancelling, 'deadline', json(CASE WHEN overdue THEN 'true' ELSE 'false' END))
+            )
+        )
         FROM run INDEXED BY run_cancelling
         WHERE worker = :worker AND state = 'running' AND cancelling IS NOT NULL
     ),

@@ -47,7 +47,7 @@ SELECT json_group_array(id) FROM worker WHERE lease_until <= :now;
 -- The runs of incarnations. Uses run_owned.
 SELECT json_group_array(
     json_array(
-        r.worker, r.seq, r.crashes, r.max_crashes,
+        r.worker, r.seq, r.token, r.crashes, r.max_crashes,
         json(CASE WHEN r.cancelling IS NULL THEN 'false' ELSE 'true' END)
     )
 )

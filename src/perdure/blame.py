@@ -1,0 +1,74 @@
+"""Which run is to blame when a worker dies. Nobody saw it, so the suspects are pulled apart until one stands alone."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from perdure.model import Millis, State, crash_backoff
+
+_CERTAIN_ALL_THE_SAME = 4
+"""How many times `max_crashes` a run may have been among several suspects before it ends all the same: several may
+really be poison."""
+
+
+class Suspect(NamedTuple):
+    """A run whose owner died. `ref` is how the store finds it; a higher `token` was claimed later."""
+
+    worker: int
+    ref: int
+    token: int
+    crashes: int
+    max_crashes: int
+    cancelling: bool
+
+
+class Verdict(NamedTuple):
+    """What becomes of it: queued, scheduled (backing off until `wake_at`) or failed."""
+
+    ref: int
+    state: State
+    crashes: int
+    wake_at: Millis | None
+
+
+def judge(
+    suspects: Sequence[Suspect], now: Millis, draw: Callable[[float, float], float] = random.uniform
+) -> list[Verdict]:
+    """Decides about the runs of dead workers.
+
+    Of the runs of one dead worker, those with the most crashes are blamed: theirs counts one up. One that is blamed
+    alone, and has reached its `max_crashes`, fails. Where several are, nobody knows which one it was: the one that was
+    claimed last comes back first and the others stay away, so that next time they don't go down together. (A long run
+    beside one that dies early would else collect as many crashes as the culprit.) From the second crash on a blamed run
+    backs off for up to `crash_backoff`; one that is being cancelled does not: whoever claims it next ends it.
+    """
+    most: dict[int, int] = defaultdict(int)
+    for suspect in suspects:
+        most[suspect.worker] = max(most[suspect.worker], suspect.crashes)
+    blamed: dict[int, list[Suspect]] = defaultdict(list)
+    for suspect in suspects:
+        if suspect.crashes == most[suspect.worker]:
+            blamed[suspect.worker].append(suspect)
+    return [_verdict(suspect, blamed[suspect.worker], now, draw) for suspect in suspects]
+
+
+def _verdict(
+    suspect: Suspect, blamed: Sequence[Suspect], now: Millis, draw: Callable[[float, float], float]
+) -> Verdict:
+    if suspect not in blamed:
+        return Verdict(suspect.ref, State.QUEUED, suspect.crashes, None)
+    crashes = suspect.crashes + 1
+    alone = len(blamed) == 1
+    if crashes >= suspect.max_crashes * (1 if alone else _CERTAIN_ALL_THE_SAME):
+        return Verdict(suspect.ref, State.FAILED, crashes, None)
+    longest = crash_backoff(crashes)
+    if alone:
+        pause = int(draw(0, longest))
+    else:
+        pause = 0 if suspect == max(blamed, key=lambda one: one.token) else int(draw(longest / 2, longest))
+    if pause == 0 or suspect.cancelling:
+        return Verdict(suspect.ref, State.QUEUED, crashes, None)
+    return Verdict(suspect.ref, State.SCHEDULED, crashes, now + pause)

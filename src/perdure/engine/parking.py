@@ -1,0 +1,127 @@
+"""What a run waits for, and when it is put away for that."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from perdure.engine.halt import Halt
+from perdure.engine.tasks import waits_for_others
+from perdure.model import Wait, WaitFor
+from perdure.stores.base import Seen, Watch
+
+if TYPE_CHECKING:
+    from perdure.engine.execution import Execution
+
+_QUIET_TURNS = 3
+"""Turns of the event loop in a row in which all tasks of a run must be found waiting: callbacks between two tasks (of
+`gather`, of a group) take a turn each in which no task shows that it goes on."""
+
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.5
+"""Seconds between two looks at a run whose tasks are at something that the engine does not see the end of."""
+
+
+class Waits:
+    """The waits of one execution. When nothing else of it is in flight, the run is parked: off this worker altogether,
+    until the store finds one of the conditions true. Beside steps in flight they are watched from here."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._loop = execution.runtime.loop
+        self._pending: dict[str, tuple[Wait, asyncio.Future[Seen | None]]] = {}
+        self._look: asyncio.TimerHandle | asyncio.Handle | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._pending)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the waits that are not over; empty when one of them is about to go on."""
+        return [] if any(future.done() for _, future in self._pending.values()) else list(self._pending)
+
+    async def wait(self, wait: Wait) -> Seen | None:
+        """Waits until the condition is true, or (None) its time is over."""
+        future: asyncio.Future[Seen | None] = self._loop.create_future()
+        self._pending[wait.key] = (wait, future)
+        alarm = None
+        if wait.at is not None:
+            alarm = self._execution.runtime.clock.call_at(wait.at, lambda: _ring(future))
+        if self._execution.active:
+            self._watch(wait)
+        self.consider_parking()
+        try:
+            return await future
+        finally:
+            del self._pending[wait.key]
+            self._execution.runtime.pump.unwatch(self._execution.token, wait.key)
+            if alarm is not None:
+                alarm.cancel()
+            self.consider_parking()
+
+    def saw(self, seen: Seen) -> None:
+        """A watched wait is true."""
+        entry = self._pending.get(seen.key)
+        if entry is None or entry[1].done():
+            return
+        if seen.signal is not None and not self._execution.inbox.accept(seen.signal):
+            return
+        entry[1].set_result(seen)
+
+    def end(self) -> None:
+        """Unwinds the code that waits, with `Halt`."""
+        self._stop_looking()
+        for wait, future in self._pending.values():
+            self._execution.runtime.pump.unwatch(self._execution.token, wait.key)
+            if not future.done():
+                future.set_exception(Halt())
+                future.exception()
+
+    # --- parking
+
+    def consider_parking(self) -> None:
+        """Something of the run has begun or ended: looks anew whether all of it waits."""
+        self._stop_looking()
+        if self._may_park():
+            self._look = self._loop.call_soon(self._look_again, _QUIET_TURNS, _FIRST_PAUSE)
+
+    def _may_park(self) -> bool:
+        return bool(self._pending) and not self._execution.active and not self._execution.ending
+
+    def _stop_looking(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
+    def _look_again(self, turns: int, pause: float) -> None:
+        self._look = None
+        if not self._may_park():
+            return
+        if not self._all_wait():
+            self._watch_all()  # it goes on beside its waits
+            self._look = self._loop.call_later(pause, self._look_again, _QUIET_TURNS, min(pause * 2, _LONGEST_PAUSE))
+        elif turns:
+            self._look = self._loop.call_soon(self._look_again, turns - 1, pause)
+        elif self._execution.cancelling is not None:
+            self._watch_all()  # it cleans up, and is not put away for that
+        else:
+            self._execution.park([wait for wait, _ in self._pending.values()])
+
+    def _all_wait(self) -> bool:
+        waits = {future for _, future in self._pending.values()}
+        tasks = self._execution.all_tasks()
+        return all(waits_for_others(task, waits, tasks) for task in tasks if not task.done())
+
+    def _watch_all(self) -> None:
+        for wait, _ in self._pending.values():
+            self._watch(wait)
+
+    def _watch(self, wait: Wait) -> None:
+        execution = self._execution
+        if wait.what is not WaitFor.TIMER:
+            execution.runtime.pump.watch(Watch(execution.claim.ref, execution.token, wait))
+
+
+def _ring(future: asyncio.Future[Seen | None]) -> None:
+    if not future.done():
+        future.set_result(None)

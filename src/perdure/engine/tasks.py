@@ -1,0 +1,75 @@
+"""The asyncio tasks of runs: whose each is, and whether it can go on by itself.
+
+A run may be put away when all of its tasks wait for something that only the store can bring. What a task waits for is
+read from the task: a wait of the run, another task, or a part of asyncio that some other task has to move (a lock, a
+queue, a group). Whatever else (a timer, a socket, a thread) comes by itself, and the run stays in memory for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any
+
+from perdure.engine.scope import scope_of_creator
+
+_ASYNCIO = str(Path(asyncio.__file__).parent)
+
+_MOVED_BY_TASKS = {"locks.py", "queues.py", "taskgroups.py"}
+_WAITING_FOR_TASKS = {"_wait", "_wait_for_one"}
+
+
+def adopt_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Has each task that code of a run makes be known to its execution. A task factory that is set is kept in use."""
+    previous = loop.get_task_factory()
+    if isinstance(previous, _Adopting):
+        return
+    loop.set_task_factory(_Adopting(previous))
+
+
+class _Adopting:
+    def __init__(self, previous: Callable[..., Any] | None) -> None:
+        self._previous = previous
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        if self._previous is None:
+            task = asyncio.Task(coro, loop=loop, **options)
+        else:
+            task = self._previous(loop, coro, **options)
+        scope = scope_of_creator(options.get("context"))
+        if scope is not None and scope.step_key is None:
+            # In a step it may be anything, such as the housekeeping of a client that the step opens for others too.
+            scope.execution.adopt(task)
+        return task
+
+
+def waits_for_others(task: asyncio.Task[Any], waits: Container[Any], tasks: Container[Any]) -> bool:
+    """Whether a task can't go on before one of `waits` is over or another one of `tasks` has moved it."""
+    waiter: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
+    if waiter is None or waiter.done():
+        return False  # it is about to run
+    if waiter in waits:
+        return True
+    if isinstance(waiter, asyncio.Task):
+        return waiter in tasks
+    if type(waiter).__name__ == "_GatheringFuture":
+        return True
+    return _innermost_is_plumbing(task)
+
+
+def _innermost_is_plumbing(task: asyncio.Task[Any]) -> bool:
+    """Whether the code that a task is stopped in is a part of asyncio that other tasks move, without a time limit."""
+    inner: Any = task.get_coro()
+    last: Any = None
+    while inner is not None and hasattr(inner, "cr_code"):
+        last = inner
+        inner = inner.cr_await
+    if last is None:
+        return False
+    file, _, name = last.cr_code.co_filename.rpartition("/")
+    if file != _ASYNCIO:
+        return False
+    if name in _MOVED_BY_TASKS:
+        return True
+    return last.cr_code.co_name in _WAITING_FOR_TASKS and last.cr_frame.f_locals.get("timeout") is None
