@@ -44,7 +44,7 @@ def load_batch(transaction: Transaction, batch: str) -> BatchRecord | None:
 def label(transaction: Transaction, run_id: str, labels: dict[str, str]) -> None:
     """Sets labels of a run; an empty value removes one."""
     if any("\0" in text for pair in labels.items() for text in pair):
-        raise InvalidInput(f"a label of run {run_id} has a NUL, where SQLite cuts texts")
+        raise InvalidInput(f"a label of run {run_id} has a NUL, which can't be kept")
     run, _ = find_run(transaction, run_id)
     params = {"run": run, "labels": encode(labels)}
     transaction.change(_SQL["label"], params)

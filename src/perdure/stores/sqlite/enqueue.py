@@ -56,7 +56,7 @@ def _make(
 ) -> list[Started]:
     if not starts:
         return []
-    _check([start for start in starts if start.unique or start.labels or start.batch])
+    _check(starts)
     lanes = _lanes(transaction, {(start.queue, start.workflow, start.version) for start in starts})
     ties = tie(transaction, starts)
     last = transaction.row(_SQL["last"])[0]
@@ -82,12 +82,13 @@ def _make(
         transaction.change(_SQL["tie"], {"ties": encode(ties.rows(starts)), "last": last})
         transaction.change(_SQL["line_up"], {"last": last})
     if made == len(starts):
-        _belong(transaction, starts, lanes)
+        _belong(transaction, dict(enumerate(starts)), lanes, last)
         answers = [Started(start.id, existed=False, same=True) for start in starts]
     else:
         untie(transaction, ties)
         answers = _compare(transaction, starts, inputs_json, last)
-        _belong(transaction, [starts[index] for index, answer in enumerate(answers) if not answer.existed], lanes)
+        new = {index: starts[index] for index, answer in enumerate(answers) if not answer.existed}
+        _belong(transaction, new, lanes, last)
     if behind is not None and made:
         wait = {"run": last + 1, "key": behind.key, "what": behind.what, "target": behind.target}
         transaction.change(_SQL["wait_behind"], wait)
@@ -96,23 +97,26 @@ def _make(
 
 def _check(starts: Sequence[Start]) -> None:
     for start in starts:
-        texts = [start.unique.key if start.unique else "", start.batch, *start.labels, *start.labels.values()]
-        if any("\0" in text for text in texts):
-            raise InvalidInput(f"the unique key, batch or a label of run {start.id} has a NUL, where SQLite cuts texts")
+        if start.unique or start.labels or start.batch:
+            texts = [start.unique.key if start.unique else "", start.batch, *start.labels, *start.labels.values()]
+            if "\0" in "".join(texts):
+                raise InvalidInput(f"the unique key, batch or a label of run {start.id} has a NUL, which can't be kept")
 
 
-def _belong(transaction: Transaction, starts: Sequence[Start], lanes: Lanes) -> None:
-    """Counts runs just made where runs are counted, and gives them what few runs have."""
-    made = Counter([(start.queue, start.workflow, start.version) for start in starts])
+def _belong(transaction: Transaction, starts: dict[int, Start], lanes: Lanes, last: int) -> None:
+    """Counts runs just made, by their places in the batch, where runs are counted; gives them what few runs have."""
+    made = Counter([(start.queue, start.workflow, start.version) for start in starts.values()])
     transaction.change(_SQL["count"], {"made": encode([(lanes[lane], number) for lane, number in made.items()])})
-    marked = [start for start in starts if start.batch or start.unique or start.labels]
-    if not marked:
-        return
-    marks = [(start.id, start.batch or None, *_key(start)) for start in marked]
-    transaction.change(_SQL["mark"], {"marks": encode(marks)})
-    transaction.change(_SQL["labels"], {"labels": encode([(start.id, start.labels) for start in marked])})
-    batches = Counter([start.batch for start in marked if start.batch])
-    transaction.change(_SQL["join_batches"], {"batches": encode(list(batches.items()))})
+    marks = [
+        (index, start.batch or None, *_key(start)) for index, start in starts.items() if start.batch or start.unique
+    ]
+    if marks:
+        transaction.change(_SQL["mark"], {"marks": encode(marks), "last": last})
+        batches = Counter([start.batch for start in starts.values() if start.batch])
+        transaction.change(_SQL["join_batches"], {"batches": encode(list(batches.items()))})
+    labels = [(index, start.labels) for index, start in starts.items() if start.labels]
+    if labels:
+        transaction.change(_SQL["labels"], {"labels": encode(labels), "last": last})
 
 
 def _key(start: Start) -> tuple[str | None, int | None]:

@@ -133,25 +133,19 @@ FROM json_each(:made) AS e
 WHERE lane.id = json_extract(e.value, '$[0]');
 
 -- name: mark
--- Gives runs just made what few runs have: a batch, a unique key. Uses the unique index of run ids.
-UPDATE run SET batch = e.batch, unique_key = e.unique_key, debounced = e.debounced
-FROM (
-    SELECT
-        json_extract(value, '$[0]') AS id,
-        json_extract(value, '$[1]') AS batch,
-        json_extract(value, '$[2]') AS unique_key,
-        json_extract(value, '$[3]') AS debounced
-    FROM json_each(:marks)
-) AS e
-WHERE run.id = e.id;
+-- Gives runs just made a batch and a unique key. Uses the primary key.
+UPDATE run SET
+    batch = json_extract(e.value, '$[1]'),
+    unique_key = json_extract(e.value, '$[2]'),
+    debounced = json_extract(e.value, '$[3]')
+FROM json_each(:marks) AS e
+WHERE run.seq = :last + 1 + json_extract(e.value, '$[0]');
 
 -- name: labels
--- Labels runs just made. Uses the unique index of run ids.
+-- Labels runs just made. Uses the primary key.
 INSERT INTO label (run, key, value)
-SELECT r.seq, v.key, v.value
-FROM json_each(:labels) AS e
-CROSS JOIN run AS r ON r.id = json_extract(e.value, '$[0]')
-CROSS JOIN json_each(e.value, '$[1]') AS v;
+SELECT :last + 1 + json_extract(e.value, '$[0]'), v.key, v.value
+FROM json_each(:labels) AS e CROSS JOIN json_each(e.value, '$[1]') AS v;
 
 -- name: join_batches
 -- Counts runs just made to their batches. Uses the primary key of batch.
