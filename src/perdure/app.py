@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 from perdure.batch import Batch
 from perdure.call import Call
 from perdure.client import Client
-from perdure.clock import Clock, StoreClock, millis
+from perdure.clock import Clock, StoreClock, millis, time_limit
 from perdure.engine.definitions import Key, check_definitions
 from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
 from perdure.limits import LimitControl
 from perdure.model import Count, FailureCause, Missed, Overlap, QueueReport, Retention, RunQuery, State
 from perdure.options import check_key, check_name, check_priority, check_queue
-from perdure.rates import check_limit
+from perdure.rates import check_count, check_limit
 from perdure.retention import PRUNE_LIMIT, make_policy
-from perdure.retry import Retry
+from perdure.retry import Retry, check_retry
 from perdure.run import ANYTHING, Run, RunStatus
 from perdure.schedules import ScheduleControl, make_timing
 from perdure.stores import open_store
@@ -141,16 +141,14 @@ class App:
             @app.workflow(group=lambda order: order.customer)
             async def ship(order: Order) -> None: ...
         """
-        if max_crashes < 1:
-            raise InvalidInput("max_crashes must be at least 1")
         decorator = WorkflowDecorator(
             self,
             name=name,
             queue=check_queue(queue),
             priority=check_priority(priority),
-            retry=retry,
-            timeout=None if timeout is None else millis(timeout, "timeout"),
-            max_crashes=max_crashes,
+            retry=check_retry(retry),
+            timeout=time_limit(timeout),
+            max_crashes=check_count(max_crashes, "max_crashes"),
             version="" if version is None else check_name(version, "a version"),
             accepts=tuple(check_name(one, "a version") for one in accepts),
             group=check_key(group, "a group"),
@@ -299,8 +297,9 @@ class App:
         All filters that are given must fit; of `labels` a run must have all, of `state` one. `cause` is one that
         `failures` names. Pages are stable: runs that come meanwhile move nothing.
         """
+        check_count(limit, "limit")
         query = RunQuery(
-            states=[State(one) for one in ([state] if isinstance(state, str) else state)],
+            states=[_state(one) for one in ([state] if isinstance(state, str) else state)],
             workflow=workflow,
             queue=queue,
             parent=parent,
@@ -413,7 +412,8 @@ class App:
         - `queues`: the queues that it serves; those that the app's workflows name when not given.
         - `concurrency`: how many runs it executes at once. Runs that wait are not among them.
         - `lease`: seconds or a timedelta after which others take over its runs when it shows no sign of life; it is
-          renewed from a thread of its own, so that blocked code loses nothing.
+          renewed from a thread of its own, so that blocked code loses nothing (one C call that holds the interpreter's
+          lock for longer does: give such steps `process=True`).
         - `grace`: seconds or a timedelta that runs have to end when the worker stops; then they are handed back.
         - `sessions`: how many sessions it owns at a time, at most; 0 for none. A session is given up `session_idle`
           (seconds or a timedelta) after its last run here, and at once when the worker stops.
@@ -423,14 +423,18 @@ class App:
         """
         from perdure.engine.worker import Worker
 
-        check_limit(concurrency, "a worker's concurrency")
+        check_count(concurrency, "a worker's concurrency")
         if not isinstance(sessions, int) or sessions < 0:
-            raise InvalidInput("the sessions of a worker are a whole number, 0 for none")
+            raise InvalidInput(f"the sessions of a worker are a whole number, 0 for none, not {sessions!r}")
         lease_ms = millis(lease, "lease")
         if lease_ms < _SHORTEST_LEASE:
             raise InvalidInput(f"a lease must be at least {_SHORTEST_LEASE} ms, or it ends before it can be renewed")
         definitions = {name: workflow.definition for name, workflow in self._workflows.items()}
         check_definitions(definitions.values())
+        if isinstance(queues, str):
+            raise InvalidInput(f"queues is a list of names: write queues=[{queues!r}]")
+        if queues is not None and not queues:
+            raise InvalidInput("queues names no queue: a worker needs one at least; leave it out for those of the app")
         if queues is None:
             queues = sorted({definition.queue for definition in definitions.values()}) or [DEFAULT_QUEUE]
         return Worker(
@@ -474,3 +478,13 @@ class App:
 
     def __repr__(self) -> str:
         return f"<app on {self.url}>"
+
+
+def _state(name: State | str) -> State:
+    """A state by its name, or `InvalidInput`."""
+    try:
+        return State(name)
+    except ValueError:
+        close = difflib.get_close_matches(str(name), list(State), n=1)
+        hint = f" (did you mean {str(close[0])!r}?)" if close else ""
+        raise InvalidInput(f"there is no state {name!r}{hint}; the states are: {', '.join(State)}") from None

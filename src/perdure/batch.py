@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from perdure.call import Call, Stream
-from perdure.engine.history import patiently
-from perdure.engine.scope import scope_here
+from perdure.engine.history import through_outages
+from perdure.engine.scope import workflow_scope
 from perdure.errors import BatchNotFound, PerdureError
 from perdure.model import BatchRecord
 from perdure.run import Run
@@ -80,15 +80,15 @@ class Batch(Generic[R]):
         Raises `RunFailed` or `RunCancelled`, of the first in that order, when one did not succeed. Inside of a
         workflow it is a durable wait for all of them.
         """
-        scope = scope_here()
+        scope = workflow_scope(self._client, f"batch {self.id}")
         what = f"result() of batch {self.id}"
-        if scope is None or scope.step_key is not None:
+        if scope is None:
             return Call(self._result, what)
         execution = scope.execution
 
         async def wait_durably() -> list[R]:
             with execution.in_flight():
-                record = await patiently(lambda: self._record(execution.runtime.store))
+                record = await through_outages(lambda: self._record(execution.runtime.store))
             # Side by side, so that the run is put away for all of them at once.
             outcomes = await asyncio.gather(*(run.result() for run in self._runs(record.total)), return_exceptions=True)
             for outcome in outcomes:
@@ -105,8 +105,7 @@ class Batch(Generic[R]):
             async for run in batch.ended():
                 print(run.id, await run.result())
         """
-        scope = scope_here()
-        if scope is not None and scope.step_key is None:
+        if workflow_scope(self._client, f"batch {self.id}") is not None:
             raise PerdureError("ended() of a batch has an order that replay can't repeat: use result() in a workflow")
         return Stream(self._ended(), f"ended() of batch {self.id}")
 

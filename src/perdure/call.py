@@ -57,8 +57,9 @@ PORTAL = Portal()
 class Call(Coroutine[Any, Any, T]):
     """One thing to do: nothing happens before it is awaited or waited for.
 
-    Async code awaits it (or hands it to `asyncio.gather`, a task group, `asyncio.wait_for`); sync code says `.wait()`
-    where async code says `await`. Both give the same value, and both can be done once.
+    Async code awaits it (or hands it to `asyncio.gather` or a task group); sync code says `.wait()` where async code
+    says `await`. Both give the same value, and both can be done once. Inside of a workflow, give durable waits their
+    own `timeout`: one of asyncio's is forgotten with the memory of the worker.
 
         receipt = await run.result()            # async
         receipt = run.result().wait()           # sync: a script, Flask, Django, a sync workflow

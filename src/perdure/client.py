@@ -12,6 +12,7 @@ from contextvars import Context
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from perdure.backoff import pauses
 from perdure.errors import RunNotFound, StoreError, StoreUnavailable
 from perdure.model import Ended
 from perdure.stores.base import Store, Subscription, Topic
@@ -45,6 +46,10 @@ class Client:
                     self._opened = True
         return self._store
 
+    def is_on(self, store: Store) -> bool:
+        """Whether this is the store that it uses."""
+        return self._store is store
+
     async def ended(self, run_id: str) -> Ended:
         """Waits until a run has ended."""
         store = await self.store()
@@ -55,7 +60,7 @@ class Client:
         """What `read` gives: at once, whenever something of the topics may have changed, and from time to time."""
         store = await self.store()
         wake = asyncio.Event()
-        delay = 0.05
+        tries = pauses(0.05, _LONGEST_PAUSE)
         async with AsyncExitStack() as stack:
             for topic in topics:
                 subscription = await store.subscribe(topic, wake.set)
@@ -66,10 +71,9 @@ class Client:
                     found = await read(store)
                 except StoreUnavailable as error:
                     logger.warning("the store does not answer (%s); still following", error)
-                    await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-                    delay = min(delay * 2, _LONGEST_PAUSE)
+                    await asyncio.sleep(next(tries))
                     continue
-                delay = 0.05
+                tries = pauses(0.05, _LONGEST_PAUSE)
                 yield found
                 try:
                     async with asyncio.timeout(_POLL * random.uniform(0.7, 1.0)):
@@ -123,7 +127,7 @@ class Results:
     async def _serve(self) -> None:
         """Asks for results whenever a wake-up comes, and from time to time, as long as somebody waits."""
         subscription: Subscription | None = None
-        delay = 0.05
+        tries = pauses(0.05, _LONGEST_PAUSE)
         try:
             while self._waiting:
                 try:
@@ -131,15 +135,14 @@ class Results:
                         subscription = await self._store.subscribe(Topic.ENDED, self._wake.set)
                     self._wake.clear()
                     await self._look()
-                    delay = 0.05
+                    tries = pauses(0.05, _LONGEST_PAUSE)
                     async with asyncio.timeout(_POLL * random.uniform(0.7, 1.0)):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
                 except StoreUnavailable as error:
                     logger.warning("the store does not answer (%s); still waiting for results", error)
-                    await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-                    delay = min(delay * 2, _LONGEST_PAUSE)
+                    await asyncio.sleep(next(tries))
         except Exception as error:
             self._fail(error)
         finally:

@@ -11,6 +11,8 @@ from typing import Protocol
 from perdure.errors import InvalidInput
 from perdure.model import Millis
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 class Alarm(Protocol):
     """A callback that is due some time, until cancelled."""
@@ -61,8 +63,17 @@ def millis(duration: timedelta | float, what: str) -> Millis:
     return -int(-seconds * 1000 // 1)
 
 
+def time_limit(duration: timedelta | float | None, what: str = "timeout") -> Millis | None:
+    """The time that something may take, in milliseconds; None for no limit; `InvalidInput` when it is no time."""
+    limit = None if duration is None else millis(duration, what)
+    if limit == 0:
+        raise InvalidInput(f"{what} must be longer than nothing; leave it out for no limit")
+    return limit
+
+
 def epoch_millis(moment: datetime, what: str) -> Millis:
-    """An aware datetime in milliseconds since the epoch; `InvalidInput` when it has no time zone."""
+    """An aware datetime in milliseconds since the epoch, rounded up; `InvalidInput` when it has no time zone, or is too
+    far away."""
     if not isinstance(moment, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInput(f"{what} must be a datetime, not {type(moment).__name__}")
     if moment.utcoffset() is None:
@@ -70,7 +81,9 @@ def epoch_millis(moment: datetime, what: str) -> Millis:
             f"{what} has no time zone: write datetime(..., tzinfo=UTC) or use a ZoneInfo, so that every worker reads"
             " the same moment"
         )
-    return round(moment.timestamp() * 1000)
+    if not 1970 <= moment.year < 3000:
+        raise InvalidInput(f"{what} must lie between the years 1970 and 3000, not in {moment.year}")
+    return -((_EPOCH - moment) // timedelta(milliseconds=1))
 
 
 def moment(at: Millis) -> datetime:

@@ -40,6 +40,11 @@ class NotInWorkflow(PerdureError):
     """Something that only makes sense inside of a workflow was called outside of one."""
 
 
+class NotDurable(PerdureError):
+    """Something called in a workflow that would be done, or answered otherwise, each time that the run goes on; in a
+    step it is kept."""
+
+
 class UnknownWorkflow(PerdureError):
     """The app has no workflow of that name."""
 
@@ -77,6 +82,14 @@ class ScheduleNotFound(PerdureError):
 
 class IdConflict(PerdureError):
     """A run with that id exists, with another workflow or another input."""
+
+
+def id_conflict(run_id: str, start: str) -> IdConflict:
+    """What to say of a start whose id is taken by something else."""
+    return IdConflict(
+        f"run {run_id!r} exists with another workflow or input than {start}; an id names one piece of work for ever:"
+        " use another id, or app.run(id) for the one that exists"
+    )
 
 
 class ErrorInfo(Struct, omit_defaults=True):

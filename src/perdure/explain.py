@@ -34,6 +34,13 @@ def explain(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
             return f"was cancelled at {_time(run.finished_at)}: {reason}"
 
 
+def unserved(run: RunRecord, workers: Sequence[WorkerRecord]) -> str | None:
+    """Why none of the workers would take a run, whenever it is ready; None when one would."""
+    if any(run.queue in worker.queues and run.workflow in worker.workflows for worker in workers):
+        return None
+    return _unserved(run, workers)
+
+
 def _scheduled(run: RunRecord) -> str:
     until = _time(run.wake_at)
     if run.held is not None:

@@ -47,6 +47,8 @@ class Kind(StrEnum):
     """A child run was started; the body is its id as JSON."""
     RESULT = "result"
     """The outcome of another run, as this run saw it."""
+    SEND = "send"
+    """A signal sent to another run, or its cancellation; the body is the signal's id, or the state, as JSON."""
 
 
 class Outcome(StrEnum):

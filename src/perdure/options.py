@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from perdure.clock import epoch_millis, millis
+from perdure.clock import epoch_millis, millis, time_limit
 from perdure.engine.definitions import Key
 from perdure.errors import InvalidInput
 from perdure.model import Millis, OnConflict
@@ -65,7 +65,7 @@ def start_options(
         None if priority is None else check_priority(priority),
         None if delay is None else millis(delay, "delay"),
         None if at is None else epoch_millis(at, "at"),
-        None if timeout is None else millis(timeout, "timeout"),
+        time_limit(timeout),
         None if group is None else check_name(group, "a group"),
         None if session is None else check_name(session, "a session"),
         None if unique is None else check_name(unique, "a unique key"),

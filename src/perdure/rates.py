@@ -35,6 +35,13 @@ def parse_rate(text: str, burst: int | None = None) -> Rate:
     return Rate(int(found[1]), _PERIODS[unit] * int(found[2] or 1), burst or 1)
 
 
+def check_count(count: int, what: str) -> int:
+    """A whole number from 1 on, or `InvalidInput`."""
+    if not _is_count(count):
+        raise InvalidInput(f"{what} is a whole number from 1 on, not {count!r}")
+    return count
+
+
 def check_limit(running: int, what: str) -> int:
     """A number of runs at a time, or `InvalidInput`."""
     if not _is_count(running):

@@ -81,6 +81,14 @@ class Retry:
         return int(nominal * (1 - self.jitter * random) * 1000)
 
 
+def check_retry(retry: object) -> Retry | None:
+    """What a decorator gets for `retry`, or `InvalidInput`."""
+    if retry is None or isinstance(retry, Retry):
+        return retry
+    wanted = f"Retry(attempts={retry})" if _is_int(retry) else "Retry(attempts=3)"
+    raise InvalidInput(f"retry is a Retry, not {retry!r}: write retry={wanted}")
+
+
 def _seconds(value: float | timedelta) -> float:
     return value.total_seconds() if isinstance(value, timedelta) else float(value)
 

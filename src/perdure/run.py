@@ -14,9 +14,9 @@ from msgspec import json
 from perdure.call import Call, Stream
 from perdure.clock import millis, moment
 from perdure.codec import Decoder, encode
-from perdure.engine.scope import check_key, scope_here
-from perdure.engine.waits import result, result_of
-from perdure.errors import ErrorInfo, RunNotFound
+from perdure.engine.scope import check_key, scope_here, workflow_scope
+from perdure.engine.waits import result, result_of, send_cancel, send_signal
+from perdure.errors import ErrorInfo, InvalidInput, NotDurable, RunNotFound
 from perdure.explain import explain
 from perdure.failures import decode_failure
 from perdure.model import Checkpoint, RunRecord, Signal, State
@@ -30,6 +30,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 ANYTHING: Decoder[Any] = Decoder(Any, "a result")
+
+_LONGEST_REASON = 1000
 
 
 class Run(Generic[R]):
@@ -65,9 +67,11 @@ class Run(Generic[R]):
         is put away until the other one ends, and what it saw is kept.
         """
         limit = None if timeout is None else millis(timeout, "timeout")
-        scope = scope_here()
-        if scope is None or scope.step_key is not None:
+        scope = workflow_scope(self._client, f"run {self.id}")
+        if scope is None:
             return self._call(lambda: self._result(limit), "result")
+        if scope.execution.claim.id == self.id:
+            raise InvalidInput(f"run {self.id} would wait for its own end")
         child_key = self._child_key
         key = scope.key(f"result:{self.id}" if child_key is None else f"{child_key.removeprefix(scope.prefix)}.result")
         execution = scope.execution
@@ -88,20 +92,34 @@ class Run(Generic[R]):
     def signal(self, name: str, value: object = None) -> Call[None]:
         """Sends the run a signal, which is kept until the run takes it with `wait_signal(name)`.
 
-        A repeat after a lost reply is delivered once. Raises `RunEnded` when the run has ended.
+        Sent by a workflow it is sent once, whatever happens to the run that sends it. Raises `RunEnded` when the run
+        has ended.
         """
         check_key(name)
         body = encode(value, f"the value of signal {name}", self._max_value_bytes)
         message = Signal(token_hex(16), self.id, name, body)
-        return self._store_call(lambda store: store.signal(message), "signal")
+        scope = workflow_scope(self._client, f"run {self.id}")
+        if scope is None:
+            return self._store_call(lambda store: store.signal(message), "signal")
+        key, execution = scope.key(f"send:{name}"), scope.execution
+        return Call(lambda: send_signal(execution, key, message), f"signal() to run {self.id}", execution)
 
     def cancel(self, reason: str = "cancelled by a client", *, children: bool = True) -> Call[State]:
         """Cancels the run, and its children unless told otherwise; gives the state that it has now.
 
         A run that isn't running is cancelled at once. One that runs is told within a second: async code gets
         `CancelledError` and may clean up (steps still work there), sync code sees `current_run().cancelling`. A run
-        that has ended stays as it is.
+        that has ended stays as it is. `reason` is a text of at most 1,000 characters.
         """
+        _check_reason(reason)
+        scope = workflow_scope(self._client, f"run {self.id}")
+        if scope is not None:
+            key, execution = scope.key("cancel"), scope.execution
+            return Call(
+                lambda: send_cancel(execution, key, self.id, reason, children=children),
+                f"cancel() of run {self.id}",
+                execution,
+            )
         return self._store_call(lambda store: store.cancel(self.id, reason, children=children), "cancel")
 
     def retry(self, *, from_step: str | None = None) -> Call[None]:
@@ -193,7 +211,13 @@ class Run(Generic[R]):
         return record
 
     def _store_call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
+        scope = scope_here()
+        if scope is not None and scope.step_key is None:
+            raise NotDurable(f"{what}() of a run, in a workflow, would be asked anew at each replay: do it in a step")
+
         async def call() -> T:
+            if scope is not None and scope.execution.over:
+                raise asyncio.CancelledError
             return await work(await self._client.store())
 
         return self._call(call, what)
@@ -203,6 +227,12 @@ class Run(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"
+
+
+def _check_reason(reason: str) -> None:
+    if not isinstance(reason, str) or len(reason) > _LONGEST_REASON:
+        shown = f"one of {len(reason):,} characters" if isinstance(reason, str) else repr(reason)
+        raise InvalidInput(f"a reason is a text of at most {_LONGEST_REASON:,} characters, not {shown}")
 
 
 class RunStatus:

@@ -8,12 +8,12 @@ from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from perdure.call import Call
-from perdure.clock import millis
+from perdure.clock import time_limit
 from perdure.engine.definitions import StepDefinition, check_not_defined, check_step, function_name
 from perdure.engine.scope import Scope, check_key, scope_here
 from perdure.engine.steps import run_step
 from perdure.errors import DefinitionError
-from perdure.retry import Retry
+from perdure.retry import Retry, check_retry
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,8 +81,8 @@ class StepDecorator:
 
     def __init__(self, name: str | None, retry: Retry | None, timeout: timedelta | float | None, process: bool) -> None:
         self._name = name
-        self._retry = retry
-        self._timeout = None if timeout is None else millis(timeout, "timeout")
+        self._retry = check_retry(retry)
+        self._timeout = time_limit(timeout)
         self._process = process
 
     @overload

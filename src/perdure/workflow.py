@@ -13,11 +13,11 @@ from perdure.batch import Batch
 from perdure.call import Call
 from perdure.engine.definitions import WorkflowDefinition, function_name
 from perdure.engine.execution import ContinueAsNew
-from perdure.engine.scope import Scope, scope_here, scope_needed
-from perdure.engine.waits import child_id, id_taken, open_batch, result_of, start_child
-from perdure.errors import DefinitionError, IdConflict, InvalidInput, NotInWorkflow
+from perdure.engine.scope import Scope, scope_needed, workflow_scope
+from perdure.engine.waits import child_id, open_batch, result_of, start_child
+from perdure.errors import DefinitionError, InvalidInput, NotInWorkflow, id_conflict
 from perdure.model import OnConflict, Start, Started, Unique
-from perdure.options import StartOptions, key_of, start_options
+from perdure.options import StartOptions, check_id, key_of, start_options
 from perdure.run import Run
 from perdure.step import Step
 
@@ -63,15 +63,16 @@ class Workflow(Generic[P, R]):
         """Makes a run and waits for its result: `start` and `result` in one."""
         return StartCall(self, StartOptions()).run(*args, **kwargs)
 
-    def start_many(self, inputs: Iterable[Any]) -> Call[list[Run[R]]]:
+    def start_many(self, inputs: Iterable[Any], *, ids: Iterable[str] | None = None) -> Call[list[Run[R]]]:
         """Makes a run for each item, in few calls to the store: thousands take well under a second.
 
         An item is the workflow's only argument, or a tuple of its arguments. The order of the handles is that of the
-        items. When one item doesn't fit, none is started.
+        items. When one item doesn't fit, none is started. `ids`, one for each item, make it idempotent as `id` does one
+        start: repeated, it makes what is not there yet.
 
             runs = await parse.start_many(paths)
         """
-        return StartCall(self, StartOptions()).start_many(inputs)
+        return StartCall(self, StartOptions()).start_many(inputs, ids=ids)
 
     def start_batch(self, inputs: Iterable[Any], *, callback: Workflow[[str], Any] | None = None) -> Call[Batch[R]]:
         """Makes a run for each item, as `start_many` does, and a handle on them all: a batch.
@@ -191,7 +192,7 @@ class StartCall(Generic[P, R]):
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Call[Run[R]]:
         """See `Workflow.start`."""
         start = self.make_start(args, kwargs)
-        scope = _workflow_scope()
+        scope = self._scope()
         what = f"start of {self._workflow.name}"
         if scope is None:
             return Call(lambda: self._started_one(start), what)
@@ -201,7 +202,7 @@ class StartCall(Generic[P, R]):
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """See `Workflow.run`."""
         start = self.make_start(args, kwargs)
-        scope = _workflow_scope()
+        scope = self._scope()
         what = f"run of {self._workflow.name}"
         if scope is None:
 
@@ -219,16 +220,18 @@ class StartCall(Generic[P, R]):
 
         return Call(run_child, what, scope.execution)
 
-    def start_many(self, inputs: Iterable[Any]) -> Call[list[Run[R]]]:
+    def start_many(self, inputs: Iterable[Any], *, ids: Iterable[str] | None = None) -> Call[list[Run[R]]]:
         """See `Workflow.start_many`."""
         if self._options.id is not None:
-            raise InvalidInput("start_many makes many runs: one id can't name them all")
+            raise InvalidInput("start_many makes many runs, which one id can't name: give it ids=, one for each item")
         starts = self._make_many(inputs, "start_many")
+        if ids is not None:
+            _give_ids(starts, ids)
         what = f"start_many of {self._workflow.name}"
-        scope = _workflow_scope()
+        scope = self._scope()
         if scope is None:
             return Call(lambda: self._started(starts), what)
-        children = [self._child(scope, start) for start in starts]
+        children = [self._child(scope, start, named=ids is not None) for start in starts]
 
         async def start_children() -> list[Run[R]]:
             return await asyncio.gather(*(self._start_child(scope, *child) for child in children))
@@ -244,7 +247,7 @@ class StartCall(Generic[P, R]):
             raise InvalidInput(f"a batch calls back once, so its callback can't have a unique key: {callback.name}")
         starts = self._make_many(inputs, "start_batch")
         what = f"start_batch of {workflow.name}"
-        scope = _workflow_scope()
+        scope = self._scope()
         if scope is None:
             batch_id = token_hex(12) if options.id is None else options.id
             return Call(lambda: self._open_batch(batch_id, starts, callback), what)
@@ -290,14 +293,17 @@ class StartCall(Generic[P, R]):
             labels=options.labels or {},
         )
 
+    def _scope(self) -> Scope | None:
+        return workflow_scope(self._workflow.app.client, f"workflow {self._workflow.name}")
+
     def _unique(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Unique | None:
         options, definition = self._options, self._workflow.definition
         key = key_of(definition.unique if options.unique is None else options.unique, "a unique key", args, kwargs)
         return Unique(key, options.on_conflict, options.period) if key else None
 
-    def _child(self, scope: Scope, start: Start) -> tuple[str, Start]:
+    def _child(self, scope: Scope, start: Start, *, named: bool = False) -> tuple[str, Start]:
         key = scope.key(self._workflow.name)
-        if self._options.id is None:
+        if self._options.id is None and not named:
             start.id = child_id(scope.execution, key)
         start.parent = scope.execution.claim.id
         return key, start
@@ -375,12 +381,14 @@ class WorkflowDecorator:
         return workflow
 
 
-def _workflow_scope() -> Scope | None:
-    """The scope of workflow code. In a step a start is a plain one: the step is what's kept, not what it starts."""
-    scope = scope_here()
-    return None if scope is None or scope.step_key is not None else scope
-
-
 def _check_same(started: Started, name: str) -> None:
     if started.existed and not started.same:
-        raise IdConflict(id_taken(started.id, name))
+        raise id_conflict(started.id, f"this start of {name}")
+
+
+def _give_ids(starts: Sequence[Start], ids: Iterable[str]) -> None:
+    given = [ids] if isinstance(ids, str) else list(ids)
+    if len(given) != len(starts):
+        raise InvalidInput(f"start_many has {len(given)} ids for {len(starts)} items; give one for each")
+    for start, run_id in zip(starts, given, strict=True):
+        start.id = check_id(run_id)

@@ -9,7 +9,6 @@ import pytest
 
 from engine.fakes import FakeClock, FakeOwner, ScriptedStore, as_store, claim, reply, save, settle
 from perdure.engine import pump as module
-from perdure.engine.halt import Halt
 from perdure.engine.pump import Pump
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.model import Arrived, Wait, WaitFor
@@ -156,7 +155,7 @@ async def test_what_is_refused_is_told_to_its_run_alone(bench: Bench) -> None:
     bench.answer(reply(refused=[1]))
     refused, kept = bench.pump.save(save(1)), bench.pump.save(save(2))
     await kept
-    with pytest.raises(Halt):
+    with pytest.raises(asyncio.CancelledError):
         await refused
     assert (late.told, good.told) == (["lost"], [])
 
@@ -257,7 +256,7 @@ async def test_an_incarnation_that_is_gone_ends_the_loop_and_its_saves() -> None
     future = bench.pump.save(save(1))
     async with asyncio.timeout(10):
         assert await bench.pump.run() is True
-    with pytest.raises(Halt):
+    with pytest.raises(asyncio.CancelledError):
         await future
     bench.pump.assign(10)
     again = bench.start()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextvars import Context
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -200,7 +201,8 @@ async def test_a_trip_is_whole_or_taken_back_wherever_it_is_cancelled(example: C
             passed += 1
             if passed == len(ends) + 1:
                 asked = True
-                to.append(asyncio.ensure_future(saga.app.run(run_id).cancel()))
+                # As somebody else: here it would be the run that cancels itself.
+                to.append(Context().run(lambda: asyncio.ensure_future(saga.app.run(run_id).cancel())))
 
         saga.agency.bookings.clear()
         async with testing.Sandbox(saga.app, testing.VirtualClock(), tap=tap) as sandbox:

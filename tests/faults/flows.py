@@ -6,6 +6,7 @@ Lines are appended with O_APPEND, so that their order in the file is the order o
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import time
 from datetime import datetime
@@ -109,6 +110,15 @@ async def block(seconds: float, spin: bool) -> int:
 
 
 @step
+async def grip(seconds: int) -> int:
+    """Holds the interpreter's lock in one call, the first time."""
+    _ran()
+    if current_run().attempt == 1:
+        ctypes.PyDLL(None).sleep(seconds)
+    return os.getpid()
+
+
+@step
 def never_return() -> None:
     _ran()
     while True:
@@ -163,6 +173,10 @@ class Flows:
         @app.workflow
         async def blocking(seconds: float, spin: bool) -> int:
             return await block(seconds, spin)
+
+        @app.workflow
+        async def gripping(seconds: int) -> int:
+            return await grip(seconds)
 
         @app.workflow(max_crashes=3)
         async def poison() -> None:
@@ -219,6 +233,7 @@ class Flows:
         self.journey: Workflow[[int], int] = journey
         self.holding = holding
         self.blocking = blocking
+        self.gripping = gripping
         self.poison = poison
         self.working = working
         self.long_past = long_past

@@ -71,6 +71,21 @@ async def test_a_step_that_blocks_the_event_loop_for_three_leases_is_not_taken_a
         assert (record.attempt, record.crashes) == (1, 0)
 
 
+async def test_a_call_that_holds_the_interpreters_lock_for_longer_than_the_lease_loses_it(world: World) -> None:
+    """No thread runs then, the one that renews the lease included."""
+    late = await world.serving(lease=1)
+    run = await world.flows.gripping.start(4)
+    await until(lambda: world.log.count("ran", run.id, pid=late.pid), "the call is at work")
+    heir = await world.serving(lease=1)
+    assert await run.result(timeout=30) == heir.pid
+    assert (await world.record(run.id)).attempt == 2
+    heir.terminate()
+    await heir.ended()
+    again = await world.flows.holding.start("again")
+    world.open_gate("again")
+    assert await again.result(timeout=30) == late.pid  # it has begun anew
+
+
 async def test_a_step_that_ends_its_process_poisons_only_itself(world: World) -> None:
     poison = await world.flows.poison.start()
     long = await world.flows.working.options(timeout=120).start(100)

@@ -27,8 +27,8 @@ _MOST_CHILDREN = 20
 """Child runs that are looked up; of a run with a thousand, the list of runs tells more than the drawing."""
 _CHILD_ROWS = 10
 
-_SYMBOLS = {Kind.STEP: "●", Kind.SLEEP: "◔", Kind.SIGNAL: "◆", Kind.CHILD: "▸", Kind.RESULT: "◇"}
-_PLAIN_SYMBOLS = {Kind.STEP: "*", Kind.SLEEP: "z", Kind.SIGNAL: "!", Kind.CHILD: ">", Kind.RESULT: "?"}
+_SYMBOLS = {Kind.STEP: "●", Kind.SLEEP: "◔", Kind.SIGNAL: "◆", Kind.CHILD: "▸", Kind.RESULT: "◇", Kind.SEND: "→"}
+_PLAIN_SYMBOLS = {Kind.STEP: "*", Kind.SLEEP: "z", Kind.SIGNAL: "!", Kind.CHILD: ">", Kind.RESULT: "?", Kind.SEND: "^"}
 _STYLES = {Mark.OK: "green", Mark.FAILED: "red", Mark.OPEN: "yellow", Mark.WAITED: "dim", Mark.CANCELLED: "magenta"}
 _SOLID = {Kind.STEP, Kind.CHILD}
 """What works; the others wait, and have a lighter bar."""

@@ -15,6 +15,7 @@ from perdure.cli.group import verbose_option
 from perdure.cli.params import label, length_of_time, moment_in_time
 from perdure.cli.target import load_app, on_store
 from perdure.engine.waits import result
+from perdure.explain import unserved
 from perdure.run import ANYTHING, Run
 
 
@@ -79,6 +80,9 @@ async def _started(app: App, start: Call[Run[Any]], wait: bool) -> None:
     click.echo(run.id, err=wait)
     if run.existed:
         click.echo(f"Run {run.id} was there already.", err=True)
+    status = await run.status()
+    if not status.state.final and (reason := unserved(status.record, await (await app.client.store()).workers())):
+        click.echo(f"It waits: {reason}.", err=True)
     if not wait:
         return
     try:

@@ -107,9 +107,9 @@ class WorkflowDefinition(Function):
 def function_name(fn: Callable[..., Any], given: str | None, what: str) -> str:
     """The name of a definition: `given`, or the function's own; `DefinitionError` when it can't be one."""
     name = fn.__name__ if given is None else given
-    if not 0 < len(name) <= 200 or not name.isprintable() or any(c in "/#~" for c in name):
+    if not 0 < len(name) <= 200 or not name.isprintable() or any(c in "/#~[]" for c in name):
         raise DefinitionError(
-            f"{what} {name!r}: a name has 1 to 200 printable characters, none of them / # or ~ (they separate the"
+            f"{what} {name!r}: a name has 1 to 200 printable characters, none of them / # ~ [ or ] (they separate the"
             " parts of a checkpoint's key); give another one with name="
         )
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):

@@ -18,7 +18,8 @@ from perdure.engine.history import History, Inbox
 from perdure.engine.parking import Waits
 from perdure.engine.points import Point
 from perdure.engine.scope import Scope, enter
-from perdure.engine.turns import NEW, TURNS, Turns
+from perdure.engine.tasks import unwind
+from perdure.engine.turns import NEW, Turns
 from perdure.errors import (
     ArgumentsChanged,
     DecodingError,
@@ -142,6 +143,8 @@ class Execution:
             else:
                 value = await self._sync_body(scope, lambda: self.definition.fn(*args, **kwargs))
             body = encode(value, f"the result of workflow {self.definition.name}", self.runtime.max_value_bytes)
+            if self.cancelling is not None and self.cancelling.deadline:
+                return self._cancelled()  # it ended, but not in time
         except ContinueAsNew as again:
             return self._settle(To.CONTINUE, again.body)
         except asyncio.CancelledError as error:
@@ -246,23 +249,26 @@ class Execution:
             self.runtime.pump.settle(self._release())
 
     def halt(self) -> None:
-        """Stops without a word to the store. Code that waits is unwound by `Halt`; what else there is of it is
-        cancelled a moment later, so that a mere wait doesn't look like a cancellation to the code."""
+        """Stops without a word to the store.
+
+        With a step in flight the code is cancelled: it may have something open. Code that merely waits is closed where
+        it stands, like a generator that nobody reads on: its `finally` runs, and nothing of it goes on. (What it could
+        catch, or get as the result of a task, would let it go on with what isn't so.)
+        """
         if self.over:
             return
         self.over = True
         self.waits.end()
         self.runtime.finished(self)
-        self.runtime.loop.call_soon(self.cancel_rest, TURNS)
+        if asyncio.current_task() in self.all_tasks():
+            self.runtime.loop.call_soon(self._unwind)  # code that runs just now can't be closed
+        else:
+            self._unwind()
 
-    def cancel_rest(self, turns: int = 0) -> None:
-        """Cancels what is left of an execution that is over, after so many turns of the loop."""
-        if turns:
-            self.runtime.loop.call_soon(self.cancel_rest, turns - 1)
-            return
-        self.task.cancel()
-        for task in self.tasks:
-            task.cancel()
+    def _unwind(self) -> None:
+        for task in (*self.tasks, *self._adopted, self.task):  # from within: a group would cancel what is open in it
+            if not task.done():
+                unwind(task, cancel=bool(self._steps) or _has_thread(task))
 
     @property
     def ending(self) -> bool:
@@ -298,14 +304,18 @@ class Execution:
 
     def tap(self, point: Point, key: str) -> None:
         """Lets a test look in, or end the worker here."""
-        if self.runtime.tap is not None:
+        if self.runtime.tap is None:
+            return
+        try:
             self.runtime.tap(point, self.claim.id, key)
+        except Halt:
+            raise asyncio.CancelledError from None
 
     async def check(self) -> None:
-        """Raises `Halt` when nothing new may begin: the execution is over, or its function has ended."""
+        """Raises `CancelledError` when nothing new may begin: the execution is over, or its function has ended."""
         if self.ending:
-            await asyncio.sleep(0)  # code that swallows `Halt` in a loop must not hold up everybody else
-            raise Halt
+            await asyncio.sleep(0)  # code that swallows it in a loop must not hold up everybody else
+            raise asyncio.CancelledError
 
     def claim_name(self, key: str) -> None:
         """Takes a key that the user gave; twice in one attempt is a mistake."""
@@ -357,7 +367,7 @@ class Execution:
     ) -> Existed | None:
         """Makes a checkpoint durable; tells of the child that it starts if there was one already."""
         if self.over:
-            raise Halt
+            raise asyncio.CancelledError
         existed = await self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
         if checkpoint.outcome is not Outcome.OPEN:
             self.progressed = True
@@ -439,7 +449,7 @@ class Execution:
         """Runs sync code in a thread that knows the scope."""
         context = contextvars.copy_context()
         context.run(enter, scope)
-        future = asyncio.wrap_future(self.runtime.threads.at(scope.depth).submit(fn, context))
+        future = asyncio.wrap_future(self.runtime.threads.at(scope.depth).submit(lambda: _guarded(fn), context))
         future.add_done_callback(_noticed)  # of a thread that outlives its execution nobody asks for the outcome
         return future
 
@@ -484,10 +494,23 @@ class Execution:
         """Puts the run away until the store finds one of these true."""
         try:
             self.tap(Point.PARKED, "")
-        except Halt:
+        except asyncio.CancelledError:
             return
         self.halt()
         self.runtime.pump.settle(Settle(self.claim.ref, self.token, To.PARK, waits=waits))
+
+
+def _has_thread(task: asyncio.Task[Any]) -> bool:
+    """Whether a thread waits for the task, and has to hear of its end."""
+    return getattr(task.get_coro(), "cr_code", None) is Execution._tracked.__code__  # pyright: ignore[reportPrivateUsage]
+
+
+def _guarded(fn: Callable[[], T]) -> T:
+    """Calls sync code. What would mean something else where it is raised again becomes a plain error."""
+    try:
+        return fn()
+    except (StopIteration, GeneratorExit) as error:
+        raise RuntimeError(f"{type(error).__name__} was raised and not caught") from error
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:

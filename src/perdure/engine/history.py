@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from perdure.backoff import pauses
 from perdure.errors import StoreUnavailable
 from perdure.model import Arrived, Checkpoint
 from perdure.stores.base import PAGE, Claim, Store
@@ -20,16 +20,15 @@ logger = logging.getLogger("perdure.worker")
 _LONGEST_PAUSE = 1.5
 
 
-async def patiently(read: Callable[[], Awaitable[T]]) -> T:
+async def through_outages(read: Callable[[], Awaitable[T]]) -> T:
     """Reads for a run, for as long as it takes: a store that is away for a while is no failure of the run's."""
-    delay = 0.05
+    tries = pauses(0.05, _LONGEST_PAUSE)
     while True:
         try:
             return await read()
         except StoreUnavailable as error:
             logger.warning("the store does not answer (%s); a run waits for what it has behind it", error)
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-            delay = min(delay * 2, _LONGEST_PAUSE)
+            await asyncio.sleep(next(tries))
 
 
 class History:
@@ -59,7 +58,7 @@ class History:
             found = self.take(key)
             if found is not None or self.complete:
                 return found
-            page = await patiently(lambda: self._store.history(self._run_id, after=self._after, limit=PAGE))
+            page = await through_outages(lambda: self._store.history(self._run_id, after=self._after, limit=PAGE))
             if page:
                 self._after = page[-1].position
             if len(page) < PAGE:
@@ -67,7 +66,7 @@ class History:
             self._loaded.update((checkpoint.key, checkpoint) for checkpoint in page)
             found = self.take(key)
         if found is None and not self.complete:
-            found = await patiently(lambda: self._store.find(self._run_id, key))
+            found = await through_outages(lambda: self._store.find(self._run_id, key))
         return found
 
 
@@ -77,30 +76,25 @@ class Inbox:
     def __init__(self, claim: Claim, store: Store) -> None:
         self._run_id = claim.id
         self._store = store
-        self._waiting = deque(claim.signals)
-        self._last = claim.signals[-1].position if claim.signals else 0
+        self._waiting: defaultdict[str, deque[Arrived]] = defaultdict(deque)
+        self._last = 0
         self._complete = not claim.more_signals
         self._taken: set[int] = set()
+        self._keep(claim.signals)
 
     async def take(self, name: str) -> Arrived | None:
         """The first signal of that name that isn't taken yet."""
-        skipped = 0
         while True:
-            while skipped < len(self._waiting):
-                signal = self._waiting[skipped]
-                if signal.name == name:
-                    del self._waiting[skipped]
-                    if self.accept(signal):
-                        return signal
-                else:
-                    skipped += 1
+            waiting = self._waiting[name]
+            while waiting:
+                signal = waiting.popleft()
+                if self.accept(signal):
+                    return signal
             if self._complete:
                 return None
-            page = await patiently(lambda: self._store.signals(self._run_id, after=self._last, limit=PAGE))
+            page = await through_outages(lambda: self._store.signals(self._run_id, after=self._last, limit=PAGE))
             self._complete = len(page) < PAGE
-            self._waiting.extend(page)
-            if page:
-                self._last = page[-1].position
+            self._keep(page)
 
     def accept(self, signal: Arrived) -> bool:
         """Takes a signal that a watch saw; False when it was taken already."""
@@ -108,3 +102,8 @@ class Inbox:
             return False
         self._taken.add(signal.position)
         return True
+
+    def _keep(self, page: list[Arrived]) -> None:
+        for signal in page:
+            self._waiting[signal.name].append(signal)
+            self._last = signal.position

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from perdure.engine.halt import Halt
 from perdure.engine.tasks import waits_for_others
 from perdure.model import Wait, WaitFor
 from perdure.stores.base import Seen, Watch
@@ -69,13 +68,10 @@ class Waits:
         entry[1].set_result(seen)
 
     def end(self) -> None:
-        """Unwinds the code that waits, with `Halt`."""
+        """Asks no more whether they are true."""
         self._stop_looking()
-        for wait, future in self._pending.values():
-            self._execution.runtime.pump.unwatch(self._execution.token, wait.key)
-            if not future.done():
-                future.set_exception(Halt())
-                future.exception()
+        for key in self._pending:
+            self._execution.runtime.pump.unwatch(self._execution.token, key)
 
     # --- parking
 

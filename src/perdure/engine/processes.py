@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import multiprocessing
+import multiprocessing.connection
+import os
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +70,21 @@ class Processes:
                     "a step with process=True needs an extra: pip install 'perdure[process]'"
                 ) from None
             context: Any = multiprocessing.get_context("spawn")
-            self._pool = ProcessPool(max_workers=self._limit, context=context)
+            self._pool = ProcessPool(max_workers=self._limit, context=context, initializer=_end_with_parent)
         return self._pool
+
+
+def _end_with_parent() -> None:
+    """In the other process: ends it when the worker's process dies, whose run goes on elsewhere then."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        sentinel = parent.sentinel
+
+        def watch() -> None:
+            multiprocessing.connection.wait([sentinel])
+            os._exit(1)
+
+        threading.Thread(target=watch, name="perdure-parent", daemon=True).start()
 
 
 def _call(module: str, qualname: str, arguments: str, limit: int) -> tuple[bool, str]:

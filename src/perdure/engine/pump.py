@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from perdure.backoff import pauses
 from perdure.clock import Alarm, Clock
 from perdure.cron import due_fires
-from perdure.engine.halt import Halt
-from perdure.errors import PerdureError, StoreUnavailable
+from perdure.errors import PerdureError, StoreUnavailable, id_conflict
 from perdure.failures import encode_failure
 from perdure.model import Fire, Millis, ScheduleRecord
 from perdure.stores.base import (
@@ -94,7 +94,7 @@ class Pump:
     # --- what runs say
 
     def save(self, save: Save) -> asyncio.Future[Existed | None]:
-        """Has a checkpoint written with the next exchange. The future is done when it is durable, and raises `Halt`
+        """Has a checkpoint written with the next exchange. The future is done when it is durable, and cancelled
         when the run is not this worker's any more. It tells of the child that it starts if there was one already."""
         future: asyncio.Future[Existed | None] = asyncio.get_running_loop().create_future()
         self._saves.append((save, future))
@@ -226,7 +226,7 @@ class Pump:
 
     async def _send(self, exchange: Exchange, futures: list[_Pending]) -> Exchanged | None:
         """Exchanges, for as long as it takes: an error that may pass is tried again, under the same serial."""
-        delay = 0.05
+        tries = pauses(0.05, _LONGEST_PAUSE)
         while True:
             try:
                 self.exchanges += 1
@@ -235,13 +235,10 @@ class Pump:
                 if not isinstance(error, StoreUnavailable) and await self._answers():
                     await self._one_by_one(exchange, futures, error)
                     return None
-                unknown = not isinstance(error, PerdureError)
-                logger.warning(
-                    "the store does not answer (%s); next try in about %.1f s", error, delay, exc_info=unknown
-                )
+                unknown, pause = not isinstance(error, PerdureError), next(tries)
+                logger.warning("the store does not answer (%s); next try in %.1f s", error, pause, exc_info=unknown)
                 exchange.repeated = True
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-                delay = min(delay * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(pause)
             else:
                 self._clock.saw(reply.now)
                 return reply
@@ -287,12 +284,15 @@ class Pump:
         if self.dead:
             return
         refused = set(reply.refused)
-        existed = {(each.token, each.key): each for each in reply.existed}
+        children = {(existed.token, existed.key): existed for existed in reply.existed}
         for save, future in futures:
+            child = children.get((save.token, save.checkpoint.key))
             if reply.gone or save.token in refused:
-                _fail(future, Halt("the run is not this worker's any more"))
+                future.cancel()
+            elif child is not None and not child.same:
+                _fail(future, id_conflict(child.id, "this start"))
             elif not future.done():
-                future.set_result(existed.get((save.token, save.checkpoint.key)))
+                future.set_result(child)
         for settle in exchange.settles:
             self.owners.pop(settle.token, None)
         for token in refused:

@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import Context, ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from perdure.errors import DefinitionError, NotInWorkflow
+from perdure.errors import DefinitionError, NotDurable, NotInWorkflow
 
 if TYPE_CHECKING:
     from perdure.engine.execution import Execution
+    from perdure.stores.base import Store
+
+    class Client(Protocol):
+        """Knows its store."""
+
+        def is_on(self, store: Store) -> bool: ...
 
 
 class Scope:
@@ -103,6 +109,20 @@ def scope_needed(what: str) -> Scope:
     scope = scope_here()
     if scope is None:
         raise NotInWorkflow(f"{what} works inside of a workflow that a worker runs; this code isn't in one")
+    return scope
+
+
+def workflow_scope(client: Client, what: str) -> Scope | None:
+    """The scope of workflow code that is about to do something with a run; None outside of a run, and in a step, where
+    it is done as anywhere else: what's kept is the step.
+
+    Raises `NotDurable` for a run of another app, whose store and this one's can't change together.
+    """
+    scope = scope_here()
+    if scope is None or scope.step_key is not None:
+        return None
+    if not client.is_on(scope.execution.runtime.store):
+        raise NotDurable(f"{what} is of another app than the calling workflow, on another store: do it in a step")
     return scope
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from perdure.codec import encode
 from perdure.engine.definitions import StepDefinition
 from perdure.engine.execution import Execution
-from perdure.engine.halt import Halt
 from perdure.engine.points import Point
 from perdure.engine.scope import Scope, enter
 from perdure.errors import DecodingError, EncodingError, StepCutOff, StepFailed, StepTimedOut, ValueTooLarge
@@ -91,9 +90,11 @@ class _Attempts:
             execution.tap(Point.AFTER_EFFECT, self.key)
             body = encode(value, f"the result of step {self.key}", execution.runtime.max_value_bytes)
             result = self.step.signature.returns.decode(body)
-        except (Halt, asyncio.CancelledError, KeyboardInterrupt):
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:
+            if execution.over:
+                raise asyncio.CancelledError from None
             await self._failed(attempt, error)
             raise
         await self._save(Outcome.OK, body, attempt)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from secrets import token_hex
 
+from perdure.backoff import pauses
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.stores.base import Store
 
@@ -155,8 +156,7 @@ class Supervisor:
 
     async def _hand_back(self, number: int, name: str) -> None:
         """Gives the runs of a dead worker to others; what can't be done now is left to the end of its lease."""
-        delay = 0.1
-        while True:
+        for pause in pauses(0.1, 2.0):
             try:
                 async with asyncio.timeout(_BURY_TIMEOUT):
                     count = await bury(await self._store(), name)
@@ -164,8 +164,7 @@ class Supervisor:
                 if self._stopping.is_set():
                     logger.warning("the runs of worker %d are free when its lease ends (%s)", number, error)
                     return
-                await self._pause(delay * random.uniform(0.5, 1.0))
-                delay = min(delay * 2, 2.0)
+                await self._pause(pause)
             except PerdureError as error:
                 logger.error("the runs of worker %d are free when its lease ends (%s)", number, error)
                 return

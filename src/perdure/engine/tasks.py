@@ -8,11 +8,14 @@ queue, a group). Whatever else (a timer, a socket, a thread) comes by itself, an
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
 from perdure.engine.scope import scope_of_creator
+
+logger = logging.getLogger("perdure.worker")
 
 _ASYNCIO = str(Path(asyncio.__file__).parent)
 
@@ -42,6 +45,37 @@ class _Adopting:
             # In a step it may be anything, such as the housekeeping of a client that the step opens for others too.
             scope.execution.adopt(task)
         return task
+
+
+def unwind(task: asyncio.Task[Any], *, cancel: bool) -> None:
+    """Ends the code of a task whose outcome nobody asks for: at once and without its going on, or (`cancel`) as
+    asyncio does it."""
+    if not cancel:
+        # Its group is not told: it would complain that its own task is over already.
+        callbacks: list[tuple[Callable[..., Any], Any]] = getattr(task, "_callbacks", None) or []
+        for callback, _ in list(callbacks):
+            if isinstance(getattr(callback, "__self__", None), asyncio.TaskGroup):
+                task.remove_done_callback(callback)
+        _close(task)
+    task.add_done_callback(_unheard)
+    task.cancel()
+
+
+def _close(task: asyncio.Task[Any]) -> None:
+    try:
+        work = task.get_coro()
+        if work is not None:
+            work.close()
+    except (RuntimeError, ValueError) as error:
+        # It awaited something in a `finally`, which it can't any more, or it is the code that runs just now.
+        logger.debug("code of a run that is over could not be closed: %s", error)
+    except BaseException:
+        logger.exception("code of a run that is over raised while it was closed")
+
+
+def _unheard(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def waits_for_others(task: asyncio.Task[Any], waits: Container[Any], tasks: Container[Any]) -> bool:

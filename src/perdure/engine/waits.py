@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from secrets import token_hex
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import json
 
 from perdure.codec import Decoder
 from perdure.engine.execution import Execution
-from perdure.engine.history import patiently
-from perdure.errors import IdConflict, RunCancelled, RunFailed, RunNotFound, SignalTimedOut
-from perdure.failures import decode_failure, encode_failure
-from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, Start, State, Wait, WaitFor
+from perdure.engine.history import through_outages
+from perdure.errors import PerdureError, RunCancelled, RunFailed, RunNotFound, SignalTimedOut, StepFailed
+from perdure.failures import decode_failure, encode_failure, rebuild
+from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, Signal, Start, State, Wait, WaitFor
+
+T = TypeVar("T")
 
 _ENDED = json.Decoder(Ended)
 
@@ -81,19 +83,7 @@ async def start_child(execution: Execution, key: str, start: Start) -> str:
         existed = await execution.save(
             Checkpoint(key, Kind.CHILD, Outcome.OK, body, started_at=execution.now()), starts=start
         )
-    if existed is None:
-        return start.id
-    if not existed.same:
-        raise IdConflict(id_taken(existed.id, start.workflow))
-    return existed.id
-
-
-def id_taken(run_id: str, workflow: str) -> str:
-    """What to say of a start whose id is that of another piece of work."""
-    return (
-        f"run {run_id!r} exists with another workflow or input than this start of {workflow}; an id names one piece of"
-        " work for ever: use another id, or app.run(id) for the one that exists"
-    )
+    return start.id if existed is None else existed.id
 
 
 async def open_batch(execution: Execution, key: str, batch: str, open: Callable[[str], Awaitable[object]]) -> str:
@@ -110,7 +100,7 @@ async def open_batch(execution: Execution, key: str, batch: str, open: Callable[
         body = json.encode(batch).decode()
         if saved is None:  # the id is fixed before there is anything of it
             await execution.save(Checkpoint(key, Kind.CHILD, Outcome.OPEN, body, started_at=began))
-        await patiently(lambda: open(batch))
+        await through_outages(lambda: open(batch))
         await execution.save(Checkpoint(key, Kind.CHILD, Outcome.OK, body, started_at=began))
     return batch
 
@@ -151,7 +141,7 @@ async def result_of(
             if saved is None:
                 with execution.in_flight():
                     load = execution.runtime.store.load
-                    if child_key is None and await patiently(lambda: load(run_id)) is None:
+                    if child_key is None and await through_outages(lambda: load(run_id)) is None:
                         raise RunNotFound(
                             f"there is no run {run_id!r} to wait for; was it pruned, or is the id mistyped?"
                         )
@@ -170,6 +160,59 @@ async def result_of(
     if ended is None:
         raise TimeoutError(_too_late(run_id))
     return result(ended, decoder)
+
+
+async def send_signal(execution: Execution, key: str, signal: Signal) -> None:
+    """Sends a signal once: its id is kept before it is sent, so that a repetition is the same signal."""
+    saved = await execution.saved(key, Kind.SEND)
+    if saved is not None and saved.outcome is not Outcome.OPEN:
+        await execution.replay(saved.saved_at, saved.position)
+        _raise_if_failed(saved)
+        return
+    await execution.live()
+    with execution.in_flight():
+        began = execution.now() if saved is None else saved.started_at
+        if saved is None:
+            body = json.encode(signal.id).decode()
+            await execution.save(Checkpoint(key, Kind.SEND, Outcome.OPEN, body, started_at=began))
+        else:
+            body = saved.body or '""'
+            signal.id = json.decode(body, type=str)
+        await _or_keep(execution, key, began, lambda: execution.runtime.store.signal(signal))
+        execution.save_soon(Checkpoint(key, Kind.SEND, Outcome.OK, body, started_at=began))
+
+
+async def send_cancel(execution: Execution, key: str, run_id: str, reason: str, *, children: bool) -> State:
+    """Cancels another run; what became of it is kept."""
+    saved = await execution.saved(key, Kind.SEND)
+    if saved is not None:
+        await execution.replay(saved.saved_at, saved.position)
+        _raise_if_failed(saved)
+        return State(json.decode(saved.body or '""', type=str))
+    await execution.live()
+    with execution.in_flight():
+        began = execution.now()
+        state = await _or_keep(
+            execution, key, began, lambda: execution.runtime.store.cancel(run_id, reason, children=children)
+        )
+        body = json.encode(state).decode()
+        await execution.save(Checkpoint(key, Kind.SEND, Outcome.OK, body, started_at=began))
+    return state
+
+
+async def _or_keep(execution: Execution, key: str, began: Millis, call: Callable[[], Awaitable[T]]) -> T:
+    """What the store answers; if it is an error (no such run), it is kept as one."""
+    try:
+        return await through_outages(call)
+    except PerdureError as error:
+        await execution.save(Checkpoint(key, Kind.SEND, Outcome.ERROR, encode_failure(error), started_at=began))
+        raise
+
+
+def _raise_if_failed(saved: Checkpoint) -> None:
+    if saved.outcome is Outcome.ERROR:
+        info = decode_failure(saved.body or "null")
+        raise rebuild(info) or StepFailed(saved.key, info)
 
 
 def result(ended: Ended, decoder: Decoder[Any]) -> Any:

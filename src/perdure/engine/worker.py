@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from secrets import token_hex
 from typing import Any
 
+from perdure.backoff import pauses
 from perdure.clock import Clock
 from perdure.engine.definitions import StepDefinition, WorkflowDefinition
 from perdure.engine.execution import Execution
@@ -230,7 +231,6 @@ class Worker:
         self.runtime.pump.dead = True
         for execution in list(self.runtime.executions.values()):
             execution.halt()
-            execution.cancel_rest()
         for loop in self._loops:
             loop.cancel()
 
@@ -326,19 +326,18 @@ class Worker:
 
     async def _forever(self, what: str, once: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Repeats one duty of the worker, through whatever goes wrong with it."""
-        delay = 0.1
+        tries = pauses(0.1, _LONGEST_PAUSE)
         while not self._stopping:
             try:
                 await once()
-                delay = 0.1
+                tries = pauses(0.1, _LONGEST_PAUSE)
             except StoreUnavailable as error:
                 logger.warning("%s: the store does not answer (%s); trying again", what, error)
             except Exception:
                 logger.exception("%s went wrong; trying again", what)
             else:
                 continue
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-            delay = min(delay * 2, _LONGEST_PAUSE)
+            await asyncio.sleep(next(tries))
 
     # --- runs
 

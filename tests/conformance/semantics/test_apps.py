@@ -7,17 +7,24 @@ import gc
 import os
 import threading
 import warnings
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure import App, sleep, step
-from perdure.errors import DefinitionError, PerdureError
+from perdure.errors import DefinitionError, InvalidInput, PerdureError
 
 from .conftest import Play
 from .kit import new_app
 
 pytestmark = pytest.mark.anyio
+
+
+untyped_step: Any = step
+"""As those see it who have no type checker."""
 
 
 @step
@@ -41,6 +48,31 @@ async def test_two_apps_on_two_stores_do_not_know_each_other(play: Play) -> None
         second = await flow_of_two.options(id="same").start(2)
         assert (first.existed, second.existed) == (False, False)
         assert [await first.result(), await second.result()] == ["one 2", "two 4"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda app: app.worker(queues="default"), r"write queues=\['default'\]"),
+        (lambda app: app.worker(queues=[]), "names no queue"),
+        (lambda app: app.worker(concurrency=True), "whole number from 1 on, not True"),
+        (
+            lambda app: app.runs(state="failled"),
+            r"'failled' \(did you mean 'failed'\?\); the states are: scheduled, queued",
+        ),
+        (lambda app: app.runs(state=["failed", "nope"]), "there is no state 'nope'; the states are"),
+        (lambda app: app.runs(limit=-1), "limit is a whole number from 1 on, not -1"),
+        (lambda app: app.workflow(max_crashes="x"), "max_crashes is a whole number from 1 on, not 'x'"),
+        (lambda app: app.workflow(retry=3), r"write retry=Retry\(attempts=3\)"),
+        (lambda app: app.workflow(timeout=0), "timeout must be longer than nothing"),
+        (lambda _: untyped_step(retry=3), r"write retry=Retry\(attempts=3\)"),
+        (lambda _: untyped_step(retry=True), "retry is a Retry, not True"),
+        (lambda _: untyped_step(timeout=timedelta(0)), "timeout must be longer than nothing"),
+    ],
+)
+def test_what_can_not_be_is_refused_at_once(wrong: Callable[[Any], object], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        wrong(new_app())
 
 
 async def test_a_run_of_one_app_is_awaited_in_a_step_of_another(play: Play) -> None:

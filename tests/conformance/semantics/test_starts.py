@@ -89,6 +89,40 @@ async def test_none_of_many_is_started_when_one_does_not_fit(play: Play) -> None
         assert await app.runs() == []
 
 
+async def test_many_starts_with_ids_are_made_once(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(n: int) -> int:
+        return n
+
+    async with play(app):
+        first = await flow.start_many([1, 2], ids=["one", "two"])
+        again = await flow.start_many([1, 2, 3], ids=(f"{name}" for name in ("one", "two", "three")))
+        assert [run.id for run in again] == ["one", "two", "three"]
+        assert [run.existed for run in first + again] == [False, False, True, True, False]
+        assert [await run.result() for run in again] == [1, 2, 3]
+        with pytest.raises(IdConflict):
+            await flow.start_many([1, 7], ids=["one", "two"])
+
+
+async def test_children_that_are_started_together_may_have_ids(explore: Explore) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child(n: int) -> int:
+        return n
+
+    @app.workflow
+    async def flow() -> list[tuple[str, int]]:
+        runs = await child.start_many([1, 2], ids=["one", "two"])
+        return [(run.id, await run.result()) for run in runs]
+
+    report = await explore(flow)
+    report.check()
+    assert report.undisturbed == "succeeded with [('one', 1), ('two', 2)]"
+
+
 async def test_a_start_may_be_put_off(play: Play) -> None:
     app = new_app()
 
@@ -299,6 +333,13 @@ def test_starts_that_cannot_be_are_refused() -> None:
         lambda: untyped.start(1, 2),
         lambda: untyped.start("one"),
         lambda: untyped.start(m=1),
+        lambda: flow.options(timeout=0),
+        lambda: flow.options(id="a").start_many([1]),
+        lambda: flow.start_many([1, 2], ids=["a"]),
+        lambda: flow.start_many([1, 2], ids="ab"),
+        lambda: flow.start_many([1], ids=[""]),
+        lambda: app.run("one").cancel(untyped),
+        lambda: app.run("one").cancel("x" * 1001),
     ]
     for call in wrong:
         with pytest.raises(InvalidInput):

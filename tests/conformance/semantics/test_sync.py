@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -293,3 +295,39 @@ async def test_a_step_in_a_process_must_be_found_there(play: Play) -> None:
         with pytest.raises(RunFailed, match="top level of a module"):
             await run.result()
         assert await keys(run) == ["local"]
+
+
+@pytest.mark.usefixtures("importable")
+async def test_a_step_in_a_process_without_the_extra_says_what_to_install(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = new_app()
+    monkeypatch.setitem(sys.modules, "pebble", None)
+
+    @app.workflow
+    async def flow() -> None:
+        await jobs.where(1)
+
+    async with play(app):
+        with pytest.raises(RunFailed, match=r"needs an extra: pip install 'perdure\[process\]'"):
+            await flow.run()
+
+
+async def test_steps_in_threads_of_the_users_own_need_the_context(play: Play) -> None:
+    app = new_app()
+
+    @step
+    def double(n: int) -> int:
+        return 2 * n
+
+    @app.workflow
+    def flow() -> list[int]:
+        with ThreadPoolExecutor(2) as threads:
+            plain = threads.submit(double, 1)
+            kept = threads.submit(contextvars.copy_context().run, lambda: double(2).wait())
+            return [plain.result(), kept.result()]  # pyright: ignore[reportReturnType]
+
+    async with play(app):
+        run = await flow.start()
+        assert await run.result() == [2, 4]
+        assert await keys(run) == ["double"]

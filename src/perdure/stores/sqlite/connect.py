@@ -128,7 +128,8 @@ def patiently(call: Callable[[], T], busy_timeout: int, until: Callable[[], floa
     `time.monotonic`) that another thread may set meanwhile.
 
     SQLite's own way of waiting looks ever less often, up to ten times a second, so that beside busy processes one may
-    wait for seconds. Short random pauses give each of them the same chance.
+    wait for seconds. Others hold the lock for a millisecond or so: random pauses of that length give each of them the
+    same chance and leave the file idle for no time. Who waits for long waits for somebody that does not let go.
     """
     start = time.monotonic()
     while True:
@@ -139,7 +140,7 @@ def patiently(call: Callable[[], T], busy_timeout: int, until: Callable[[], floa
             waited = now - start
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or waited * 1000 >= busy_timeout or now >= until():
                 raise
-        time.sleep(random.uniform(0, min(0.025, 0.002 + waited / 8)))
+        time.sleep(random.uniform(0, min(0.005, max(0.001, waited / 200))))
 
 
 def _settle_in(connection: sqlite3.Connection, location: Location) -> None:
