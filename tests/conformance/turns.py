@@ -116,8 +116,9 @@ class Turns:
     # --- limits and pauses
 
     def set(self, scope: Scope, limits: Limits, paused: bool) -> None:
-        self.scopes[scope] = Set(limits, paused)
-        if scope.kind == ScopeKind.GROUP:
+        before, now = self.scopes.get(scope, Set()), Set(limits, paused)
+        self.scopes[scope] = now
+        if scope.kind == ScopeKind.GROUP and now != before:
             for key in self.asked:
                 if key[1] == scope.name:
                     self._change(key, paused=paused)
