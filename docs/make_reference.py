@@ -88,7 +88,11 @@ def commands() -> str:
     """The page on the command line."""
     lines = ["# Command line", "", NOTE, ""]
     for path, command in _commands(cli, "perdure"):
-        context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
+        # The names of the help option as `cli` sets them: a command that was called before in this process keeps them.
+        names = cli.context_settings["help_option_names"]
+        context = click.Context(
+            command, info_name=path, max_content_width=100, terminal_width=100, help_option_names=names
+        )
         lines += [f"## {path}", "", "```text", _plain(command.get_help(context)), "```", ""]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -137,7 +137,8 @@ class Started(Struct):
     id: str
     existed: bool
     same: bool
-    """Whether the run that existed has the same workflow and input. Always true when a unique key led to it."""
+    """Whether the run that existed has the same workflow and was started with the same input, whatever input it has
+    continued with since. Always true when a unique key led to it."""
 
 
 class Signal(Struct):

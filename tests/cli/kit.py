@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,6 +86,26 @@ def hang(name: str) -> None:
     while True:
         time.sleep(0.05)
 '''
+
+QUITS = """
+import os
+from pathlib import Path
+from perdure import App, step
+
+app = App("sqlite:///quits.db")
+
+@step
+def leave() -> int:
+    if not Path("left").exists():
+        Path("left").touch()
+        os._exit(0)
+    return os.getpid()
+
+@app.workflow
+def quit() -> int:
+    return leave().wait()
+"""
+"""Its step ends its process as if all was well, the first time."""
 
 
 def until(condition: Callable[[], T | None], what: str) -> T:
@@ -178,6 +200,14 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@contextmanager
+def locked(file: Path) -> Generator[None]:
+    """Holds the lock of a store's file: nobody can write."""
+    with closing(sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
 
 
 def start(app: App, workflow: str, *args: object, id: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from perdure import App
 from perdure.cli.reload import Sources
 
-from .kit import SHOP, Perdure, pids, start, until
+from .kit import QUITS, SHOP, Perdure, pids, start, until
 
 READY = "Ctrl-C stops"
 
@@ -45,6 +45,16 @@ def test_runs_of_a_process_that_had_to_be_killed_go_on_at_once(app: App, shop: P
         (shop / "shop.py").write_text(SHOP.replace("while True", "while False"))
         worker.says("does not end; it is killed")
         assert app.run("b").result(timeout=30).wait() is None
+
+
+def test_runs_of_a_process_that_ended_by_itself_go_on_after_the_next_change(shop: Path) -> None:
+    (shop / "quits.py").write_text(QUITS)
+    with Perdure(shop, "worker", "quits", "--reload", "--lease", "3600") as worker:
+        worker.says(READY)
+        with Perdure(shop, "start", "quits", "quit", "--wait") as run:
+            worker.says("The worker ended with exit code 0; waiting for a change.")
+            (shop / "quits.py").touch()
+            assert run.ended() == 0
 
 
 def test_several_processes_are_started_anew_together(app: App, shop: Path) -> None:

@@ -6,16 +6,17 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from perdure import App, State
-from perdure.engine.supervisor import Child, bury, how_it_ended, pause_after
+from perdure.engine.supervisor import MARGIN, Child, bury, how_it_ended, pause_after
 from perdure.stores import open_store
 from perdure.stores.base import Registration
 
-from .kit import Perdure, alive, pids, start, until
+from .kit import QUITS, Perdure, alive, locked, pids, start, until
 
 HOUR = ["--lease", "3600"]
 """So that nothing goes on because a lease ended."""
@@ -48,6 +49,28 @@ def test_a_process_that_dies_again_and_again_is_started_again_and_again(app: App
         workers.says("serving as", times=6)
         start(app, "sell", "apple", id="one")
         assert app.run("one").result(timeout=30).wait() == 500
+
+
+def test_the_runs_of_a_process_that_ends_by_itself_go_on_at_once(shop: Path) -> None:
+    (shop / "quits.py").write_text(QUITS)
+    with Perdure(shop, "worker", "quits", "--processes", "2", *HOUR) as workers:
+        workers.says("serving as", times=2)
+        with Perdure(shop, "start", "quits", "quit", "--wait") as run:
+            assert run.ended() == 0
+        workers.says("ended with exit code 0")
+        workers.says("handed back 1 of its runs")
+
+
+def test_a_stop_does_not_wait_for_a_store_that_is_locked(app: App, shop: Path) -> None:
+    with Perdure(shop, "worker", "shop:app", "--processes", "2", "--grace", "0.5", *HOUR) as workers:
+        workers.says("serving as", times=2)
+        start(app, "hold", "a", id="a")
+        until(lambda: pids(shop, "a"), "the run")
+        with locked(shop / "shop.db"):
+            began = time.monotonic()
+            workers.signal(signal.SIGTERM)
+            assert workers.ended() == 0
+            assert time.monotonic() - began < 0.5 + MARGIN + 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

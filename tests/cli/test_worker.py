@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from perdure import App, State
+from perdure.engine.supervisor import MARGIN
 
 from .conftest import Run
-from .kit import Perdure, alive, pids, start, until
+from .kit import Perdure, alive, locked, pids, start, until
 
 
 def test_it_says_what_it_serves_and_runs_it(app: App, shop: Path) -> None:
@@ -79,6 +81,18 @@ def test_it_ends_even_when_a_thread_never_does(app: App, shop: Path) -> None:
         until(lambda: pids(shop, "h"), "the run")
         worker.signal(signal.SIGTERM)
         assert worker.ended() == 0
+
+
+def test_it_ends_well_and_soon_while_the_store_is_locked(app: App, shop: Path) -> None:
+    start(app, "hold", "a", id="a")
+    with Perdure(shop, "worker", "shop:app", "--grace", "0.5") as worker:
+        until(lambda: pids(shop, "a"), "the run")
+        with locked(shop / "shop.db"):
+            began = time.monotonic()
+            worker.signal(signal.SIGTERM)
+            assert worker.ended() == 0
+            assert time.monotonic() - began < 0.5 + MARGIN
+        worker.says("what is left is freed when the lease ends")
 
 
 def test_only_the_queues_that_are_named_are_served(app: App, shop: Path) -> None:

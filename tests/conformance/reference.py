@@ -20,6 +20,7 @@ from perdure.model import (
     Arrived,
     Checkpoint,
     Ended,
+    Json,
     Millis,
     Outcome,
     RunRecord,
@@ -56,10 +57,14 @@ class Run:
     shown: RunRecord
     start: Start
     slot: int | None
+    first_input: Json
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict[str, Checkpoint])
     """In order of acceptance."""
     signals: list[Arrived] = field(default_factory=list[Arrived])
-    delivered: set[str] = field(default_factory=set[str])
+    delivered: dict[str, int] = field(default_factory=dict[str, int])
+    """Positions of signals by their ids, also of those that were consumed, as long as they are remembered."""
+    taken: dict[int, tuple[Arrived, str]] = field(default_factory=dict[int, tuple[Arrived, str]])
+    """What was consumed since the run began (anew), with the key of the checkpoint."""
     owner: int | None = None
     token: int | None = None
     settled: list[int] = field(default_factory=list[int])
@@ -105,8 +110,9 @@ class Reference:
 
     def _start(self, wanted: Start) -> Started:
         if wanted.id in self.runs:
-            there = self.runs[wanted.id].shown
-            return Started(wanted.id, True, (there.workflow, there.input) == (wanted.workflow, wanted.input))
+            there = self.runs[wanted.id]
+            same = (there.shown.workflow, there.first_input) == (wanted.workflow, wanted.input)
+            return Started(wanted.id, True, same)
         now = self.clock.now()
         due = uniques.due(wanted, now)
         holder = uniques.holder(self.runs.values(), wanted, now)
@@ -138,6 +144,7 @@ class Reference:
             ),
             start=wanted,
             slot=0 if wanted.group else None,
+            first_input=wanted.input,
         )
         self.turns.moved(run)
         return Started(wanted.id, False, True)
@@ -146,8 +153,9 @@ class Reference:
         run = self.runs[sent.run_id]
         if sent.id in run.delivered:
             return
-        run.delivered.add(sent.id)
-        run.signals.append(Arrived(len(run.delivered), sent.name, sent.body))
+        position = max(run.delivered.values(), default=0) + 1
+        run.delivered[sent.id] = position
+        run.signals.append(Arrived(position, sent.name, sent.body))
         if any(wait.what == WaitFor.SIGNAL and wait.target == sent.name for wait in run.shown.waits):
             self._queue(run)
 
@@ -317,7 +325,9 @@ class Reference:
             if save.checkpoint.outcome != Outcome.OPEN:
                 run.shown.crashes = 0
             if save.consumes is not None:
-                run.signals = [arrived for arrived in run.signals if arrived.position != save.consumes]
+                for arrived in [each for each in run.signals if each.position == save.consumes]:
+                    run.signals.remove(arrived)
+                    run.taken[arrived.position] = arrived, save.checkpoint.key
         return {save.token for save in saves} - {save.token for save in owned}, existed
 
     def _settle(self, settles: list[Settle]) -> set[int]:
@@ -359,6 +369,9 @@ class Reference:
         elif settle.to == To.CONTINUE:
             assert settle.body is not None
             run.checkpoints.clear()
+            kept = {arrived.position for arrived in run.signals} | set(run.taken)
+            run.delivered = {id: position for id, position in run.delivered.items() if position in kept}
+            run.taken.clear()
             run.shown.input, run.shown.attempt, run.shown.crashes = settle.body, 1, 0
             self._queue(run)
         else:
@@ -471,6 +484,11 @@ class Reference:
 
     def _clear_errors(self, run: Run) -> None:
         run.checkpoints = {key: kept for key, kept in run.checkpoints.items() if kept.outcome != Outcome.ERROR}
+        for arrived, key in list(run.taken.values()):
+            if key not in run.checkpoints:
+                del run.taken[arrived.position]
+                run.signals.append(arrived)
+        run.signals.sort(key=lambda arrived: arrived.position)
 
     def _release(self, run: Run) -> None:
         run.owner = run.token = run.shown.worker = None

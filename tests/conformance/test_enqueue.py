@@ -8,7 +8,7 @@ import pytest
 
 from conformance.kit import BILL, DAY, URGENT, ManualClock, Worker, all_runs, drain, ids, record, start, worker
 from perdure.model import Started, State
-from perdure.stores.base import Store
+from perdure.stores.base import Store, To
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +72,22 @@ async def test_the_caller_learns_that_the_run_of_that_id_is_another(store: Store
     assert await store.enqueue([start("r", input="2")]) == [Started("r", existed=True, same=False)]
     assert await store.enqueue([start("r", input="1", workflow=BILL)]) == [Started("r", existed=True, same=False)]
     assert (await record(store, "r")).input == "1"
+
+
+async def test_a_run_that_continued_is_the_one_that_was_started(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("poller", input="0")])
+    for n in ("1", "2"):
+        await ada.settle(await ada.claim_one(), To.CONTINUE, n)
+        assert await store.enqueue([start("poller", input="0")]) == [Started("poller", existed=True, same=True)]
+        assert await store.enqueue([start("poller", input=n)]) == [Started("poller", existed=True, same=False)]
+    assert (await ada.claim_one()).input == (await record(store, "poller")).input == "2"
+
+
+async def test_a_run_may_continue_with_the_input_that_it_has(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("poller", input="0")])
+    await ada.settle(await ada.claim_one(), To.CONTINUE, "0")
+    await ada.settle(await ada.claim_one(), To.CONTINUE, "1")
+    assert await store.enqueue([start("poller", input="0")]) == [Started("poller", existed=True, same=True)]
 
 
 async def test_the_id_of_a_run_that_ended_still_names_that_run(store: Store, ada: Worker) -> None:

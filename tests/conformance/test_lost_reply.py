@@ -25,7 +25,7 @@ from conformance.kit import (
 )
 from perdure.errors import RunEnded
 from perdure.model import Ended, Kind, Outcome, Started, State
-from perdure.stores.base import Store, To
+from perdure.stores.base import Cancelling, Store, To
 
 pytestmark = pytest.mark.anyio
 
@@ -214,7 +214,7 @@ async def test_what_was_seen_or_asked_is_told_again(store: Store, ada: Worker) -
     first = await ada.exchange(watches=[watch(claim, for_signal())])
     again = await ada.repeat()
     assert len(first.seen) == 1 and again.seen == first.seen
-    assert again.cancelled == first.cancelled == [(claim.token, "not wanted")]
+    assert again.cancelled == first.cancelled == [(claim.token, Cancelling("not wanted"))]
 
 
 async def test_a_worker_that_was_buried_meanwhile_finds_nothing_again(store: Store, ada: Worker, bob: Worker) -> None:

@@ -18,7 +18,7 @@ from conformance.kit import (
     start,
 )
 from perdure.errors import CheckpointNotFound, PerdureError, RunNotEnded, RunNotFound
-from perdure.model import Outcome, State
+from perdure.model import Kind, Outcome, State
 from perdure.stores.base import Store, To
 
 pytestmark = pytest.mark.anyio
@@ -157,3 +157,71 @@ async def test_the_claim_that_ended_the_run_owns_nothing_after_the_retry(store: 
     await ada.settle(stale, To.FAILED, '"x"')
     assert (await record(store, "r")).state == State.QUEUED
     assert (await ada.save(stale, checkpoint("k"))).refused == [stale.token]
+
+
+async def taken(store: Store, served: Worker, *bodies: str) -> None:
+    """A run `r` that consumed signals, one by one, each with a step behind it, and failed."""
+    await store.enqueue([start("r")])
+    for body in bodies:
+        await store.signal(message("r", body=body, id=f"signal {body}"))
+    claim = await served.claim_one()
+    for arrived in claim.signals:
+        got = checkpoint(f"got {arrived.body}", arrived.body, kind=Kind.SIGNAL)
+        await served.save(claim, got, consumes=arrived.position)
+        await served.save(claim, checkpoint(f"used {arrived.body}"))
+    await served.settle(claim, To.FAILED, '"x"')
+
+
+async def test_what_cleared_checkpoints_consumed_waits_again(store: Store, ada: Worker) -> None:
+    await taken(store, ada, "1", "2", "3")
+    await store.retry("r", from_key="used 1")
+    assert await keys(store, "r") == ["got 1"]
+    await store.signal(message("r", body="4"))
+    claim = await ada.claim_one()
+    assert [arrived.body for arrived in claim.signals] == ["2", "3", "4"]
+    positions = [arrived.position for arrived in claim.signals]
+    assert positions == sorted(set(positions))
+    assert await store.signals("r") == claim.signals
+
+
+async def test_what_waits_again_is_consumed_once_more(store: Store, ada: Worker) -> None:
+    await taken(store, ada, "1", "2")
+    await store.retry("r", from_key="got 1")
+    claim = await ada.claim_one()
+    await ada.save(claim, checkpoint("got 1", kind=Kind.SIGNAL), consumes=claim.signals[0].position)
+    await ada.settle(claim, To.SUCCEEDED, "1")
+    assert [arrived.body for arrived in await store.signals("r")] == ["2"]
+    await store.retry("r", from_key="got 1")
+    assert [arrived.body for arrived in (await ada.claim_one()).signals] == ["1", "2"]
+
+
+async def test_what_kept_checkpoints_consumed_stays_consumed(store: Store, ada: Worker) -> None:
+    await taken(store, ada, "1")
+    await store.retry("r")
+    claim = await ada.claim_one()
+    assert (claim.signals, [kept.key for kept in claim.checkpoints]) == ([], ["got 1", "used 1"])
+
+
+async def test_a_run_that_parks_for_what_it_got_back_is_queued_at_once(store: Store, ada: Worker) -> None:
+    await taken(store, ada, "1")
+    await store.retry("r", from_key="got 1")
+    await ada.park(await ada.claim_one(), for_signal())
+    assert (await record(store, "r")).state == State.QUEUED
+
+
+async def test_a_signal_that_was_given_back_is_still_known(store: Store, ada: Worker) -> None:
+    await taken(store, ada, "1")
+    await store.retry("r", from_key="got 1")
+    await store.signal(message("r", body="1", id="signal 1"))
+    assert [arrived.body for arrived in await store.signals("r")] == ["1"]
+
+
+async def test_a_repeated_save_does_not_consume_for_another_checkpoint(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("r")])
+    await store.signal(message("r", body="1"))
+    claim = await ada.claim_one()
+    for _ in range(2):
+        await ada.save(claim, checkpoint("got", kind=Kind.SIGNAL), consumes=claim.signals[0].position)
+    await ada.settle(claim, To.FAILED, '"x"')
+    await store.retry("r", from_key="got")
+    assert [arrived.body for arrived in await store.signals("r")] == ["1"]

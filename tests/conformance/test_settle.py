@@ -137,6 +137,46 @@ async def test_a_run_that_continues_keeps_the_signals_that_wait(store: Store, ad
     assert [arrived.body for arrived in (await ada.claim_one()).signals] == ["2"]
 
 
+async def test_a_signal_is_known_until_the_run_has_continued_twice(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("r")])
+    first = message("r", body="1", id="first")
+    await store.signal(first)
+    claim = await ada.claim_one()
+    await ada.save(claim, checkpoint("got", kind=Kind.SIGNAL), consumes=claim.signals[0].position)
+    for _ in range(2):
+        await store.signal(first)
+        assert await store.signals("r") == []
+        await ada.settle(claim, To.CONTINUE, "null")
+        claim = await ada.claim_one()
+    await store.signal(first)
+    assert [arrived.body for arrived in await store.signals("r")] == ["1"]
+
+
+async def test_what_a_run_consumed_before_it_continued_does_not_come_back(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("r")])
+    await store.signal(message("r", body="1"))
+    claim = await ada.claim_one()
+    await ada.save(claim, checkpoint("got", kind=Kind.SIGNAL), consumes=claim.signals[0].position)
+    await ada.settle(claim, To.CONTINUE, "null")
+    claim = await ada.claim_one()
+    await ada.save(claim, checkpoint("step"))
+    await ada.settle(claim, To.FAILED, '"x"')
+    await store.retry("r", from_key="step")
+    assert await store.signals("r") == []
+
+
+async def test_an_attempt_that_failed_gives_back_what_a_cleared_checkpoint_consumed(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("r")])
+    await store.signal(message("r", body="1"))
+    await store.signal(message("r", body="2"))
+    claim = await ada.claim_one()
+    one, two = (arrived.position for arrived in claim.signals)
+    await ada.save(claim, checkpoint("bad", kind=Kind.SIGNAL, outcome=Outcome.ERROR), consumes=one)
+    await ada.save(claim, checkpoint("good", kind=Kind.SIGNAL), consumes=two)
+    await ada.settle(claim, To.RETRY, '"boom"')
+    assert [arrived.body for arrived in (await ada.claim_one()).signals] == ["1"]
+
+
 async def test_checkpoints_after_continuing_are_found_under_their_old_keys(store: Store, ada: Worker) -> None:
     await store.enqueue([start("r")])
     for n in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from perdure import State, testing
+from perdure.engine.points import Point
 from perdure.errors import RunCancelled, RunFailed
 
 from .pages import ROOT, SOURCE
@@ -148,14 +150,67 @@ async def test_a_trip_without_a_car_is_taken_back(example: Callable[[str], Any])
         with pytest.raises(RunFailed, match="no car in Venice"):
             await run.result()
         keys = [event.key for event in await run.history()]
-    assert keys == ["book", "book#2", "book#3", "cancel_booking", "cancel_booking#2"]
+    assert keys == ["book", "book#2", "book#3", "cancel_booking", "cancel_booking#2", "cancel_booking#3"]
+    assert saga.agency.bookings == {}
 
 
 async def test_a_trip_is_taken_back_wherever_its_worker_dies(example: Callable[[str], Any]) -> None:
     saga = example("saga")
-    report = await testing.explore_crashes(saga.book_trip, "Venice", True)
+    left: list[str] = []
+    report = await testing.explore_crashes(
+        saga.book_trip, "Venice", True, before=lambda: left.extend(saga.agency.bookings)
+    )
     report.check()
     assert report.points > 10
+    assert [*left, *saga.agency.bookings] == []
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("what", ["flight", "hotel", "car"])
+async def test_a_trip_that_is_cancelled_is_taken_back(what: str, after: bool, example: Callable[[str], Any]) -> None:
+    """The cancellation comes while a step is at work: before its effect, or after it."""
+    saga = example("saga")
+
+    class Slow(saga.Agency):
+        async def book(self, reference: str, asked: str, to: str) -> None:
+            if after or asked != what:
+                await super().book(reference, asked, to)
+            if asked == what:
+                await run.cancel("the weather")
+                await asyncio.Event().wait()
+
+    saga.agency = Slow()
+    async with testing.run(saga.app):
+        run = await saga.book_trip.start("Reykjavik", car=True)
+        with pytest.raises(RunCancelled):
+            await run.result()
+    assert saga.agency.bookings == {}
+
+
+async def test_a_trip_is_whole_or_taken_back_wherever_it_is_cancelled(example: Callable[[str], Any]) -> None:
+    saga = example("saga")
+    ends: list[tuple[State, int]] = []
+    asked = True
+    while asked:
+        passed, asked = 0, False
+        cancelling: list[asyncio.Future[State]] = []
+
+        def tap(point: Point, run_id: str, key: str, to: list[Any] = cancelling) -> None:
+            nonlocal passed, asked
+            passed += 1
+            if passed == len(ends) + 1:
+                asked = True
+                to.append(asyncio.ensure_future(saga.app.run(run_id).cancel()))
+
+        saga.agency.bookings.clear()
+        async with testing.Sandbox(saga.app, testing.VirtualClock(), tap=tap) as sandbox:
+            run = await saga.book_trip.start("Reykjavik", car=True)
+            await sandbox.settle()
+            await asyncio.gather(*cancelling)
+            await sandbox.settle()
+            ends.append(((await run.status()).state, len(saga.agency.bookings)))
+    assert set(ends) == {(State.CANCELLED, 0), (State.SUCCEEDED, 3)}
+    assert len(ends) > 6
 
 
 async def test_a_log_is_followed_over_several_histories(

@@ -77,8 +77,8 @@ async def reload(options: Options, stop: Stop) -> None:
             changed = changed or await _first(sources.change(), None, stop.asked)
         if changed:
             click.echo(f"{', '.join(changed[:3])} changed: starting anew.", err=True)
-        code = await (child.ended if child.ended.done() else child.end(options.grace, stop.hurried))
-        dead = None if code == 0 else name
+        await (child.ended if child.ended.done() else child.end(options.grace, stop.hurried))
+        dead = name  # whatever its exit code: if it has left in order, there is nothing to hand back
 
 
 async def _first(

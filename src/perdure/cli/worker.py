@@ -6,7 +6,8 @@ import asyncio
 import gc
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import click
@@ -26,6 +27,12 @@ logger = logging.getLogger("perdure.worker")
 
 _RELOAD_GRACE = 3.0
 """Seconds that runs have to end before a reload, unless said otherwise: whoever saved a file waits for it."""
+
+_CLOSE = 1.0
+"""Seconds that closing the store may take at the end."""
+
+_NO_MORE = 0.5
+"""Seconds for Python's end when the store could not be closed: its threads would be waited for."""
 
 
 class Options(Struct, frozen=True):
@@ -135,7 +142,7 @@ async def _serve(
     app: App, worker: Worker, stop: Stop, grace: float, banner: Sequence[str] | None, instead_of: str | None
 ) -> None:
     """A worker in this process, until it is stopped."""
-    async with app:
+    async with _left_in_time(app):
         if instead_of is not None:
             await bury(await app.client.store(), instead_of)
         await worker.start()
@@ -162,7 +169,7 @@ async def _serve(
 
 async def _supervise(app: App, options: Options, stop: Stop) -> None:
     """Workers in processes of their own, until this one is stopped."""
-    async with app:
+    async with _left_in_time(app):
         # Made or migrated here, once, and an error about it is shown once.
         await app.client.store()
         supervisor = Supervisor(
@@ -180,6 +187,23 @@ async def _supervise(app: App, options: Options, stop: Stop) -> None:
             then()
         await running
         logger.info("stopped")
+
+
+@asynccontextmanager
+async def _left_in_time(app: App) -> AsyncGenerator[None]:
+    """Closes the app's store at the end; a store that does not answer keeps no process from a good end."""
+    closed = False
+    try:
+        yield
+    finally:
+        try:
+            async with asyncio.timeout(_CLOSE):
+                await app.close()
+            closed = True
+        except TimeoutError:
+            logger.warning("gave up waiting for the store to be closed")
+    if not closed:
+        end_within(_NO_MORE, 0)
 
 
 def _run(serve: Callable[[Stop], Coroutine[Any, Any, None]], *, limit: float | None, lifeline: int | None) -> None:

@@ -20,13 +20,16 @@ from perdure.stores.base import Store
 
 logger = logging.getLogger("perdure.supervisor")
 
-MARGIN = 5.0
-"""Seconds that a process gets beyond its grace to leave the store and end, before it is killed."""
+MARGIN = 8.0
+"""Seconds that a process gets beyond its grace to leave the store and end, before it is killed. A store that does not
+answer costs it some four, threads of the user's that don't end three more."""
 
 _LONG_LIFE = 10.0
 """Seconds after which a death has nothing to do with the one before."""
 _LONGEST_PAUSE = 30.0
 _BURY_TIMEOUT = 10.0
+_LAST_BURY_TIMEOUT = 2.0
+"""Seconds for handing back what is left when all processes have ended and no more are started."""
 
 
 class Child:
@@ -93,6 +96,7 @@ class Supervisor:
         self._grace = grace
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._burials: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
         """Stops all processes gracefully; `run` returns when they have ended."""
@@ -107,19 +111,26 @@ class Supervisor:
         """Starts the processes and keeps their number until stopped."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(1, self._processes + 1):
-                tasks.create_task(self._keep(number, tasks))
+                tasks.create_task(self._keep(number))
+        if self._burials:
+            _, late = await asyncio.wait(self._burials, timeout=_LAST_BURY_TIMEOUT)
+            for burial in late:
+                logger.warning(
+                    "the store does not answer; the runs of %s are free when its lease ends", burial.get_name()
+                )
+                burial.cancel()
 
-    async def _keep(self, number: int, tasks: asyncio.TaskGroup) -> None:
+    async def _keep(self, number: int) -> None:
         """One place among the processes: whoever dies in it gets a successor."""
         loop = asyncio.get_running_loop()
         early_deaths = 0
         while not self._stopping.is_set():
             began = loop.time()
-            died = await self._live(number, tasks)
+            died = await self._live(number)
             early_deaths = early_deaths + 1 if died and loop.time() - began < _LONG_LIFE else 0
             await self._pause(pause_after(early_deaths) * random.uniform(0.5, 1.0))
 
-    async def _live(self, number: int, tasks: asyncio.TaskGroup) -> bool:
+    async def _live(self, number: int) -> bool:
         """The life of one process; tells whether it ended in another way than it should."""
         name = f"{socket.gethostname()}-{os.getpid()}-{number}-{token_hex(4)}"
         try:
@@ -132,12 +143,15 @@ class Supervisor:
         await asyncio.wait({child.ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         code = await (child.ended if child.ended.done() else child.end(self._grace, self._hurry))
-        if code == 0:
-            return False
-        logger.warning("worker %d (process %d) %s", number, child.pid, how_it_ended(code))
-        # Beside the successor's start, which neither waits for the store nor depends on it.
-        tasks.create_task(self._hand_back(number, name))
-        return True
+        ended_well = code == 0 and self._stopping.is_set()
+        if not ended_well:
+            logger.warning("worker %d (process %d) %s", number, child.pid, how_it_ended(code))
+        # Beside the successor's start, which neither waits for the store nor depends on it. Whatever the exit code
+        # says: it is the user's code that may have ended the process. Of one that has left there is nothing to bury.
+        burial = asyncio.create_task(self._hand_back(number, name), name=f"worker {number}")
+        self._burials.add(burial)
+        burial.add_done_callback(self._burials.discard)
+        return not ended_well
 
     async def _hand_back(self, number: int, name: str) -> None:
         """Gives the runs of a dead worker to others; what can't be done now is left to the end of its lease."""

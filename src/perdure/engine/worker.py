@@ -42,8 +42,11 @@ _PRUNE_SHARE = 0.1
 _LONGEST_PAUSE = 1.0
 """Seconds between two tries of a duty that fails: with the pause above, all within two when the store is back."""
 
-_BURY_TIMEOUT = 2.0
-"""Seconds that a stop waits, once the grace is over, for each thing that only the store can do."""
+_FAREWELL = 2.0
+"""Seconds that a stop waits, once the grace is over, for what only the store can do."""
+
+_LAST_WORD = 0.2
+"""Seconds for each more of these things, when the store let that time pass."""
 
 
 class Runtime:
@@ -141,6 +144,7 @@ class Worker:
         self._incarnation = 0
         self._lives = 0
         self._stopping = False
+        self._patience = _FAREWELL
         self._keeper: LeaseThread | None = None
         self._subscription: Subscription | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -202,6 +206,7 @@ class Worker:
         """
         runtime = self.runtime
         self._stopping = True
+        self._patience = _FAREWELL
         runtime.pump.claiming = False
         try:
             async with asyncio.timeout(self._grace if grace is None else grace):
@@ -212,11 +217,11 @@ class Worker:
             execution.release()
         runtime.pump.stop()
         if self._loops:
-            await _bounded(asyncio.shield(self._loops[0]))
+            await self._farewell(asyncio.shield(self._loops[0]))
         await self._end_loops()
         for execution in list(runtime.executions.values()):  # claimed by the exchange that was under way
             execution.release()
-        await _bounded(runtime.pump.flush())
+        await self._farewell(runtime.pump.flush())
         await self._leave(self.runtime.store.retire(self._incarnation))
 
     def die(self) -> None:
@@ -245,10 +250,21 @@ class Worker:
         if self._keeper is not None:
             self._keeper.stop()
         if goodbye is not None:
-            await _bounded(goodbye)
+            await self._farewell(goodbye)
         if self._subscription is not None:
-            await _bounded(self._subscription.close())
+            await self._farewell(self._subscription.close())
         self.runtime.processes.close()
+
+    async def _farewell(self, work: Awaitable[Any]) -> None:
+        """Does something at the end that may fail or hang without keeping the end from coming."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await work
+        except TimeoutError:
+            self._patience = _LAST_WORD
+            logger.warning("gave up waiting for the store at the end; what is left is freed when the lease ends")
+        except PerdureError as error:
+            logger.warning("at the end: %s", error)
 
     # --- incarnations
 
@@ -333,14 +349,3 @@ class Worker:
 
 def _nobody() -> None:
     """Nobody asks."""
-
-
-async def _bounded(work: Awaitable[Any]) -> None:
-    """Does something at the end that may fail or hang without keeping the end from coming."""
-    try:
-        async with asyncio.timeout(_BURY_TIMEOUT):
-            await work
-    except TimeoutError:
-        logger.warning("gave up waiting for the store at the end; what is left is freed when the lease ends")
-    except PerdureError as error:
-        logger.warning("at the end: %s", error)

@@ -65,7 +65,8 @@ class To(StrEnum):
     CANCELLED = "cancelled"
     RETRY = "retry"
     """The attempt failed and another one follows after `delay`; its error checkpoints are cleared (what succeeded
-    is kept), `attempt` counts one up. The run keeps its place in the order of its queue."""
+    is kept), `attempt` counts one up. The run keeps its place in the order of its queue. Signals that a cleared
+    checkpoint had consumed wait again, where they were."""
     PARK = "park"
     """Nothing is in flight but `waits`. The run is `waiting` until one of them comes true; if one is true already
     (its time has come, such a signal is there, that run has ended), it is `queued` at once."""
@@ -73,7 +74,8 @@ class To(StrEnum):
     """Handed back without counting: `queued` again, same attempt, same place."""
     CONTINUE = "continue"
     """Begins anew with `body` as its input, under the same id: no checkpoints, attempt 1, `queued`. Signals that
-    wait are kept."""
+    wait are kept. Those that were consumed are gone; by their ids they are remembered until it continues once more, so
+    that what is kept of a run that continues for ever does not grow."""
 
 
 class Settle(Struct, omit_defaults=True):
@@ -338,7 +340,8 @@ class Store(Protocol):
         ...
 
     async def signal(self, signal: Signal) -> None:
-        """Keeps a signal for its run, and wakes the run if it is parked for that name.
+        """Keeps a signal for its run, and wakes the run if it is parked for that name. A repetition does nothing, for
+        as long as the signal is kept or remembered (see `To.CONTINUE`).
 
         Raises `RunNotFound`, or `RunEnded` when the run is final."""
         ...
@@ -353,7 +356,8 @@ class Store(Protocol):
 
     async def retry(self, run_id: str, *, from_key: str | None = None) -> None:
         """Queues a failed or cancelled run once more: attempt one up, crashes 0, no deadline; error checkpoints are
-        cleared. With `from_key`, also one that succeeded, and that checkpoint and all after it are cleared.
+        cleared. With `from_key`, also one that succeeded, and that checkpoint and all after it are cleared. Signals
+        that a cleared checkpoint had consumed wait again, where they were.
 
         Raises `RunNotFound`, `RunNotEnded` (also for one that succeeded, without `from_key`), `CheckpointNotFound`, or
         `KeyTaken` when its unique key is another live run's now. The one verb of a client that is not safe to repeat

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
-from perdure.errors import RunNotFound, StoreError
-from perdure.stores.sqlite.connect import connect, parse_url
+from perdure.errors import RunNotFound, StoreError, StoreUnavailable
+from perdure.stores.base import Topic
+from perdure.stores.sqlite.connect import Location, connect, parse_url
 from perdure.stores.sqlite.executor import Executor, Transaction
 
 
@@ -130,3 +134,122 @@ def test_a_forked_child_is_told_to_open_its_own(executor: Executor, monkeypatch:
     with pytest.raises(StoreError, match="fork"):
         executor.run_blocking(keep(1))
     monkeypatch.undo()
+
+
+def exhausted(*_: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def telling(value: int):
+    def operation(transaction: Transaction) -> int:
+        transaction.tell.add(Topic.WORK)
+        return keep(value)(transaction)
+
+    return operation
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Location:
+    location = parse_url(f"sqlite:///{tmp_path}/a.db")
+    connection = connect(location)
+    connection.execute("CREATE TABLE kept (value INTEGER PRIMARY KEY)")
+    connection.close()
+    return location
+
+
+def test_wake_ups_that_fail_take_nothing_else_with_them(caplog: pytest.LogCaptureFixture) -> None:
+    connection = connect(parse_url("sqlite://"))
+    connection.execute("CREATE TABLE kept (value INTEGER PRIMARY KEY)")
+    executor = Executor(connection, "test", begin="BEGIN IMMEDIATE", clock=None, after_commit=exhausted)
+    assert [executor.run_blocking(telling(n)) for n in (1, 2)] == [1, 2]
+    assert kept(executor) == [1, 2]
+    assert "wake-ups of the store test were lost" in caplog.text
+    executor.close()
+
+
+class Ended(BaseException):
+    """What no operation is expected to raise."""
+
+
+def test_the_thread_survives_what_nobody_expects(executor: Executor, caplog: pytest.LogCaptureFixture) -> None:
+    def end(transaction: Transaction) -> None:
+        keep(1)(transaction)
+        raise Ended
+
+    with pytest.raises(StoreUnavailable, match="Ended"):
+        executor.run_blocking(end)
+    assert executor.run_blocking(keep(2)) == 2
+    assert kept(executor) == [2]
+    assert "did not expect" in caplog.text
+
+
+def test_a_thread_that_ends_all_the_same_leaves_nobody_waiting(
+    executor: Executor, commits: Commits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def end() -> Sequence[BaseException | int]:
+        blocked = asyncio.ensure_future(executor.run(commits.block))
+        await asyncio.to_thread(commits.busy.wait, 10)
+        waiting = asyncio.ensure_future(executor.run(keep(1)))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(threading, "excepthook", lambda _: None)
+        monkeypatch.setattr(executor, "_take", exhausted)
+        commits.free.set()
+        await blocked
+        return await asyncio.gather(waiting, return_exceptions=True)
+
+    [error] = asyncio.run(end())
+    assert isinstance(error, StoreError)
+    with pytest.raises(StoreError, match="closed"):
+        executor.run_blocking(keep(2))
+
+
+def test_closing_does_not_wait_for_a_file_that_somebody_locks(file: Location) -> None:
+    other = connect(file)
+    other.execute("BEGIN IMMEDIATE")
+    executor = Executor(connect(file), "test", begin="BEGIN IMMEDIATE", busy_timeout=60_000, clock=None)
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            executor.run_blocking(keep(1))
+        except StoreError as error:
+            failed.append(error)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    time.sleep(0.2)
+    start = time.monotonic()
+    executor.close()
+    assert time.monotonic() - start < 10
+    writing.join(10)
+    assert [type(error) for error in failed] == [StoreUnavailable]
+    other.close()
+
+
+def test_closing_waits_for_a_lock_that_is_soon_free(file: Location) -> None:
+    other = connect(file)
+    other.execute("BEGIN IMMEDIATE")
+    executor = Executor(connect(file), "test", begin="BEGIN IMMEDIATE", busy_timeout=60_000, clock=None)
+
+    async def write() -> int:
+        writing = asyncio.ensure_future(executor.run(keep(1)))
+        await asyncio.sleep(0.05)
+        closing = asyncio.create_task(asyncio.to_thread(executor.close))
+        await asyncio.sleep(0.05)
+        other.execute("COMMIT")
+        await closing
+        return await writing
+
+    assert asyncio.run(write()) == 1
+    other.close()
+
+
+def test_closing_does_not_wait_for_an_operation_without_end(executor: Executor, commits: Commits) -> None:
+    running = threading.Thread(target=executor.run_blocking, args=(commits.block,))
+    running.start()
+    commits.busy.wait(10)
+    start = time.monotonic()
+    executor.close()
+    assert 1 < time.monotonic() - start < 8
+    commits.free.set()
+    running.join(10)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
 
+from perdure.model import Checkpoint, Kind, Outcome, Signal, Start
 from perdure.stores import open_store
-from perdure.stores.base import Severity
+from perdure.stores.base import Exchange, Finding, Registration, Save, Settle, Severity, To
 from perdure.stores.sqlite.lists import _statement
 from perdure.stores.sqlite.sql import load, migrations, parse, statements
 
@@ -55,6 +57,35 @@ def test_the_doctor_finds_a_new_store_healthy(tmp_path: Path) -> None:
         return {finding.severity for finding in findings if "synchronous" not in finding.what}
 
     assert asyncio.run(check()) == {Severity.OK}
+
+
+@pytest.mark.parametrize(
+    ("change", "severity", "what"),
+    [
+        ("DROP INDEX run_ready", Severity.PROBLEM, "changed the schema: index run_ready"),
+        ("DROP TRIGGER run_ended", Severity.PROBLEM, "changed the schema: trigger run_ended"),
+        ("ALTER TABLE run ADD COLUMN mine TEXT", Severity.PROBLEM, "changed the schema: table run"),
+        ("CREATE INDEX mine ON run (created_at)", Severity.WARNING, "not of this library: index mine"),
+        ("ANALYZE", None, ""),
+    ],
+)
+def test_the_doctor_finds_what_somebody_changed(
+    tmp_path: Path, change: str, severity: Severity | None, what: str
+) -> None:
+    async def check() -> list[Finding]:
+        store = open_store(f"sqlite:///{tmp_path}/a.db")
+        await store.open()
+        connection = sqlite3.connect(tmp_path / "a.db")
+        connection.execute(change)
+        connection.commit()
+        connection.close()
+        findings = await store.check()
+        await store.close()
+        return [finding for finding in findings if finding.severity != Severity.OK]
+
+    bad = asyncio.run(check())
+    assert [finding.severity for finding in bad] == ([] if severity is None else [severity])
+    assert all(what in finding.what and finding.advice for finding in bad)
 
 
 def plan_of(file: str, name: str, params: dict[str, object], path: Path) -> str:
@@ -141,3 +172,25 @@ def test_a_claim_within_budgets_reads_heads_of_lanes_and_no_table(tmp_path: Path
     assert not [line for line in plan.splitlines() if line.startswith("SCAN") and line.split()[1] in ("run", "r", "q")]
     assert "run_owned" in plan_of("exchange", "running", {}, tmp_path)
     assert "scope_budget" in plan_of("exchange", "budgets", {"groups": "[]"}, tmp_path)
+
+
+def test_what_is_kept_of_a_run_that_continues_for_ever_does_not_grow(tmp_path: Path) -> None:
+    async def poll() -> int:
+        store = open_store(f"sqlite:///{tmp_path}/a.db")
+        await store.open()
+        await store.enqueue([Start("r", "w", "q", "0")])
+        worker = await store.register(
+            Registration(name="w", host="h", pid=1, queues=["q"], workflows=["w"], concurrency=1, lease=60_000)
+        )
+        for serial in range(1, 40, 2):
+            await store.signal(Signal(f"signal {serial}", "r", "go", "1"))
+            [claim] = (await store.exchange(Exchange(worker, serial, slots=1))).claims
+            kept = Checkpoint("got", Kind.SIGNAL, Outcome.OK, "1")
+            saves = [Save(claim.ref, claim.token, kept, consumes=claim.signals[0].position)]
+            settles = [Settle(claim.ref, claim.token, To.CONTINUE, "0")]
+            await store.exchange(Exchange(worker, serial + 1, saves=saves, settles=settles))
+        left = await store._read(lambda tx: int(tx.row("SELECT count(*) FROM signal")[0]))  # type: ignore[attr-defined]
+        await store.close()
+        return left
+
+    assert asyncio.run(poll()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import random
 import sqlite3
@@ -122,8 +123,9 @@ def connect(location: Location, *, read_only: bool = False) -> sqlite3.Connectio
     return connection
 
 
-def patiently(call: Callable[[], T], busy_timeout: int) -> T:
-    """Calls again while the file is locked, for at most so many milliseconds.
+def patiently(call: Callable[[], T], busy_timeout: int, until: Callable[[], float] = lambda: math.inf) -> T:
+    """Calls again while the file is locked, for at most so many milliseconds, and not beyond a time (of
+    `time.monotonic`) that another thread may set meanwhile.
 
     SQLite's own way of waiting looks ever less often, up to ten times a second, so that beside busy processes one may
     wait for seconds. Short random pauses give each of them the same chance.
@@ -133,8 +135,9 @@ def patiently(call: Callable[[], T], busy_timeout: int) -> T:
         try:
             return call()
         except sqlite3.OperationalError as error:
-            waited = time.monotonic() - start
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or waited * 1000 >= busy_timeout:
+            now = time.monotonic()
+            waited = now - start
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or waited * 1000 >= busy_timeout or now >= until():
                 raise
         time.sleep(random.uniform(0, min(0.025, 0.002 + waited / 8)))
 

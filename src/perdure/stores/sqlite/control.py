@@ -13,6 +13,7 @@ from perdure.stores.sqlite.sql import encode, load
 from perdure.stores.sqlite.unique import taken
 
 _SQL = load("control")
+_GIVE_BACK = load("exchange")["give_back"]
 _Numbers = msgspec.json.Decoder(list[int])
 _Ids = msgspec.json.Decoder(list[str])
 _Tree = msgspec.json.Decoder(list[tuple[int, int]])
@@ -88,6 +89,7 @@ def retry_many(transaction: Transaction, runs: str, *, dry_run: bool) -> list[st
 
 def _again(transaction: Transaction, runs: str) -> None:
     transaction.change(_SQL["drop_errors"], {"runs": runs})
+    transaction.change(_GIVE_BACK, {"runs": runs})
     transaction.change(_SQL["drop_outcomes"], {"runs": runs})
     transaction.change(_SQL["drop_failures"], {"runs": runs})
     transaction.change(_SQL["again"], {"runs": runs})

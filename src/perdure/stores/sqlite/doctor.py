@@ -11,7 +11,7 @@ from perdure.stores.base import Finding, Severity
 from perdure.stores.sqlite.connect import Location
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.filesystem import mounted_on_network
-from perdure.stores.sqlite.migrate import newest
+from perdure.stores.sqlite.migrate import expected, newest, schema
 from perdure.stores.sqlite.reads import dead_workers
 
 _CHECKED_SIZE = 1 << 30
@@ -22,18 +22,31 @@ _LITTLE_SPACE = 1 << 30
 
 def examine(transaction: Transaction, location: Location) -> list[Finding]:
     """Looks at everything that can be wrong with a store. Reads only."""
-    findings = [Finding(Severity.OK, f"SQLite {sqlite3.sqlite_version}"), _schema(transaction)]
+    findings = [Finding(Severity.OK, f"SQLite {sqlite3.sqlite_version}"), *_schema(transaction)]
     if location.path is not None:
         findings += _file(transaction, location, location.path)
     findings += [_integrity(transaction, location), _workers(transaction)]
     return findings
 
 
-def _schema(transaction: Transaction) -> Finding:
-    version = transaction.row("PRAGMA user_version")[0]
-    if version < newest():
-        return Finding(Severity.PROBLEM, f"schema version {version} of {newest()}", "open the store once to migrate it")
-    return Finding(Severity.OK, f"schema version {version}")
+def _schema(transaction: Transaction) -> Iterator[Finding]:
+    found, wanted = schema(transaction.connection), expected()
+    changed = sorted(what for what in wanted if found.get(what) != wanted[what])
+    added = sorted(found.keys() - wanted.keys())
+    if changed:
+        yield Finding(
+            Severity.PROBLEM,
+            f"somebody changed the schema: {', '.join(changed)}",
+            "stop all workers and restore a backup, or put back what was changed",
+        )
+    if added:
+        yield Finding(
+            Severity.WARNING,
+            f"not of this library: {', '.join(added)}",
+            "keep tables, indexes and triggers of your own in another file",
+        )
+    if not changed and not added:
+        yield Finding(Severity.OK, f"schema version {newest()}, as it was made")
 
 
 def _file(transaction: Transaction, location: Location, path: str) -> Iterator[Finding]:

@@ -143,7 +143,7 @@ def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bo
     rows = [_row(save) if save.starts is None else _child_row(save, next(answers)) for save in saves]
     kept = [save for save, row in zip(saves, rows, strict=True) if row is not None]
     transaction.change(_SQL["save"], {"saves": encode([row for row in rows if row]), "now": transaction.now})
-    consumed = [(save.ref, save.consumes) for save in kept if save.consumes is not None]
+    consumed = [(save.ref, save.consumes, save.checkpoint.key) for save in kept if save.consumes is not None]
     if consumed:
         transaction.change(_SQL["consume"], {"consumed": encode(consumed)})
     crashed = head.having(_CRASHED)

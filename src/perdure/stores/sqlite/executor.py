@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 import sqlite3
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -27,7 +30,15 @@ Lanes: TypeAlias = dict[Lane, int]
 GROUP = 256
 """The most operations that are committed together: it bounds how long the first one of them waits."""
 
+_LOCKED = 1.0
+"""Seconds that what was handed in before the end may wait for a lock that somebody holds."""
+
+_LONGEST_END = 2.0
+"""Seconds that closing takes, at most: a thread that a disk holds up is left to itself then."""
+
 _NOW = load("read")["now"]
+
+logger = logging.getLogger("perdure.store")
 
 
 class Transaction:
@@ -110,6 +121,7 @@ class Executor:
         self._queue: SimpleQueue[_AnyJob | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
+        self._until = math.inf
         self._thread = threading.Thread(target=self._work, name="perdure-sqlite", daemon=True)
         self._thread.start()
 
@@ -128,14 +140,21 @@ class Executor:
         return job.future.result()
 
     def close(self) -> None:
-        """Finishes what was handed in, then closes the connection. Blocks; may be repeated."""
+        """Finishes what was handed in, as far as the file isn't locked, then closes the connection. Blocks, for a
+        bounded time; may be repeated."""
+        self.end()
+        if self._pid == os.getpid():
+            self._thread.join(_LONGEST_END)
+
+    def end(self) -> None:
+        """Takes no more, and begins to close. Does not block."""
+        if self._pid != os.getpid():
+            return  # The lock may have been held at the fork.
         with self._lock:
-            if self._pid != os.getpid():
-                return
             if not self._closed:
+                self._until = time.monotonic() + _LOCKED
                 self._closed = True
                 self._queue.put(None)
-        self._thread.join()
 
     def _submit(self, job: _AnyJob) -> None:
         if self._pid != os.getpid():
@@ -147,12 +166,36 @@ class Executor:
             self._queue.put(job)
 
     def _work(self) -> None:
-        open_ = True
-        while open_:
-            jobs, open_ = self._take()
-            if jobs:
-                self._run_group(jobs)
-        self._connection.close()
+        try:
+            open_ = True
+            while open_:
+                jobs, open_ = self._take()
+                if jobs:
+                    self._survive(jobs)
+        finally:
+            self._leave_nobody_waiting()
+            self._connection.close()
+
+    def _survive(self, jobs: list[_AnyJob]) -> None:
+        """Runs a group. Whatever goes wrong with it, the thread goes on and nobody waits in vain."""
+        try:
+            self._run_group(jobs)
+        except BaseException as error:
+            logger.exception("the thread of the store %s met an error that it did not expect", self._name)
+            self._roll_back()
+            text = f"the store {self._name} may not have done what it was asked to: {error!r}"
+            _resolve(jobs, [(False, StoreUnavailable(text)) for _ in jobs])
+
+    def _leave_nobody_waiting(self) -> None:
+        """Nothing is left in the queue, unless something ended the thread."""
+        with self._lock:
+            self._closed = True
+        jobs: list[_AnyJob] = []
+        while not self._queue.empty():
+            job = self._queue.get()
+            if job is not None:
+                jobs.append(job)
+        _resolve(jobs, [(False, StoreError(f"the store {self._name} is closed")) for _ in jobs])
 
     def _take(self) -> tuple[list[_AnyJob], bool]:
         jobs: list[_AnyJob] = []
@@ -186,6 +229,8 @@ class Executor:
                 self._after_commit(self._connection, transaction.tell)
             except sqlite3.Error:
                 pass  # A hint is lost, and polling finds what it was about.
+            except Exception:
+                logger.exception("wake-ups of the store %s were lost; work is found by polling", self._name)
 
     def _attempt_apart(self, jobs: list[_AnyJob], transaction: Transaction) -> list[_Outcome]:
         try:
@@ -196,7 +241,7 @@ class Executor:
 
     def _attempt(self, jobs: list[_AnyJob], transaction: Transaction, *, alone: bool) -> list[_Outcome]:
         connection = self._connection
-        patiently(lambda: connection.execute(self._begin), self._busy_timeout)
+        patiently(lambda: connection.execute(self._begin), self._busy_timeout, lambda: self._until)
         outcomes: list[_Outcome] = []
         start = connection.total_changes
         for job in jobs:

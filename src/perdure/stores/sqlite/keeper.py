@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 
 from perdure.model import Millis
@@ -26,6 +28,7 @@ class FileKeeper:
         self._clock = clock
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._until = math.inf
 
     def renew(self) -> bool:
         with self._lock:
@@ -35,7 +38,7 @@ class FileKeeper:
             try:
                 params = {"worker": self._worker, "lease": self._lease, "now": now}
                 renew = functools.partial(self._connection.execute, _RENEW, params)
-                cursor = patiently(renew, self._location.busy_timeout)
+                cursor = patiently(renew, self._location.busy_timeout, lambda: self._until)
             except sqlite3.Error as error:
                 self._connection.close()
                 self._connection = None
@@ -43,6 +46,7 @@ class FileKeeper:
             return cursor.rowcount == 1
 
     def close(self) -> None:
+        self._until = time.monotonic()  # A renewal that waits for the file gives up.
         with self._lock:
             if self._connection is not None:
                 self._connection.close()

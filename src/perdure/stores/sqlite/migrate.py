@@ -48,6 +48,21 @@ def migrate(connection: sqlite3.Connection, name: str, busy_timeout: int = 10_00
     return [title for _, title, _ in missing]
 
 
+def schema(connection: sqlite3.Connection) -> dict[str, str]:
+    """The statements that made what is in a file, by kind and name."""
+    return dict(connection.execute(_SQL["schema"]))
+
+
+def expected() -> dict[str, str]:
+    """What `schema` finds in a file that the migrations made, and that nobody else changed."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        migrate(connection, ":memory:")
+        return schema(connection)
+    finally:
+        connection.close()
+
+
 def _missing(connection: sqlite3.Connection, name: str) -> list[tuple[int, str, str]]:
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]

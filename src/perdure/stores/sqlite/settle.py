@@ -103,8 +103,10 @@ def carry_out(transaction: Transaction, plan: Plan) -> bool:
         transaction.change(_SQL["outcomes"], {"bodies": encode(plan.bodies)})
     if plan.retried:
         transaction.change(_SQL["drop_errors"], {"runs": encode(plan.retried)})
+        transaction.change(_SQL["give_back"], {"runs": encode(plan.retried)})
     if plan.continued:
-        transaction.change(_SQL["drop_checkpoints"], {"runs": encode(plan.continued)})
+        for name in ("drop_checkpoints", "forget_signals", "drop_signals"):
+            transaction.change(_SQL[name], {"runs": encode(plan.continued)})
         transaction.change(_SQL["inputs"], {"inputs": encode(plan.inputs)})
     if moving_on:
         transaction.change(_SQL["drop_outcomes"], {"runs": encode(moving_on)})

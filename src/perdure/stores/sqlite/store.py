@@ -123,7 +123,9 @@ class SqliteStore:
     async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
         if self._wakeups is None:
             raise self._not_open()
-        return await self._wakeups.subscribe(topic, wake, self._executor(self._writer))
+        return await self._wakeups.subscribe(
+            topic, wake, self._executor(self._writer).run, self._executor(self._reader).run
+        )
 
     # --- clients
 
@@ -279,5 +281,7 @@ class SqliteStore:
 
 
 def _close(*executors: Executor) -> None:
+    for executor in executors:
+        executor.end()
     for executor in executors:
         executor.close()

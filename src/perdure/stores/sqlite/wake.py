@@ -9,25 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
-import shutil
+import random
 import socket
 import sqlite3
-import tempfile
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from perdure.errors import StoreError
 from perdure.stores.base import Topic
-from perdure.stores.sqlite.executor import Executor, Operation, Transaction
+from perdure.stores.sqlite.executor import Operation, Transaction
+from perdure.stores.sqlite.sockets import Directory, clear
 from perdure.stores.sqlite.sql import load
 
+T = TypeVar("T")
+
 _SQL = load("wake")
-_LONGEST_PATH = 100
-"""Bytes of a socket's path that every system allows."""
+_CHECK, _LONGEST_CHECK = 5.0, 80.0
+"""Seconds after which a subscriber looks whether its row is there: somebody for whom it was out of reach for a moment
+may have removed it. Where it is removed again and again, it comes back ever more rarely."""
+_FAREWELL = 0.5
+"""Seconds that closing a subscription may take in a file that is locked."""
 _Listeners = msgspec.json.Decoder(list[tuple[str, str]])
+
+
+class _Run(Protocol):
+    def __call__(self, operation: Operation[T], /) -> Coroutine[Any, Any, T]: ...
 
 
 class Wakeups:
@@ -40,18 +49,19 @@ class Wakeups:
         self._sockets = shared and hasattr(socket, "AF_UNIX")
         self._lock = threading.Lock()
         self._local: dict[Local, Topic] = {}
-        self._directory: str | None = None
+        self._pid = os.getpid()
+        self._directory = Directory()
         self._sender: socket.socket | None = None
         self._stale: set[str] = set()
 
-    async def subscribe(self, topic: Topic, wake: Callable[[], None], writer: Executor) -> Local | Remote:
+    async def subscribe(self, topic: Topic, wake: Callable[[], None], write: _Run, read: _Run) -> Local | Remote:
         """Begins to call `wake` in the running loop; for a file, others know of it when this returns."""
         loop = asyncio.get_running_loop()
         receiver = self._bind() if self._sockets else None
         if receiver is not None:
-            subscription = Remote(loop, receiver, wake, writer.run)
+            subscription = Remote(loop, receiver, topic, wake, write, read)
             try:
-                await subscription.announce(topic)
+                await subscription.announce()
             except BaseException:
                 subscription.discard()
                 raise
@@ -79,16 +89,19 @@ class Wakeups:
         """Removes the rows of subscribers that are gone, in a transaction that writes anyway."""
         if self._stale:
             transaction.change(_SQL["unlisten"], {"paths": msgspec.json.encode(sorted(self._stale)).decode()})
+            for path in self._stale:
+                clear(path)
             self._stale.clear()
 
     def close(self) -> None:
         """Forgets all subscribers of this process, when nothing can be told any more."""
+        if self._pid != os.getpid():
+            return  # What a forked child has a copy of is its parent's.
         with self._lock:
             self._local.clear()
         if self._sender is not None:
             self._sender.close()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()
 
     def _forget(self, local: Local) -> None:
         with self._lock:
@@ -96,30 +109,18 @@ class Wakeups:
 
     def _bind(self) -> socket.socket | None:
         with self._lock:
-            if self._directory is None:
-                self._directory = tempfile.mkdtemp(prefix="perdure-")
-        path = os.path.join(self._directory, secrets.token_hex(4))
-        if len(os.fsencode(path)) > _LONGEST_PATH:
-            return None
-        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        receiver.setblocking(False)
-        try:
-            receiver.bind(path)
-        except OSError:
-            receiver.close()
-            return None
-        return receiver
+            return self._directory.bind()
 
     def _send(self, path: str) -> None:
-        if self._sender is None:
-            self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._sender.setblocking(False)
         try:
+            if self._sender is None:
+                self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._sender.setblocking(False)
             self._sender.sendto(b"w", path)
         except (ConnectionRefusedError, FileNotFoundError):
             self._stale.add(path)
         except OSError:
-            pass  # Full, or of another user: a wake-up is a hint.
+            pass  # Full, of another user, or no descriptors left: a wake-up is a hint.
 
 
 class Local:
@@ -150,37 +151,67 @@ class Remote:
         self,
         loop: asyncio.AbstractEventLoop,
         receiver: socket.socket,
+        topic: Topic,
         wake: Callable[[], None],
-        write: Callable[[Operation[None]], Awaitable[None]],
+        write: _Run,
+        read: _Run,
     ) -> None:
         self._loop = loop
         self._receiver = receiver
         self._path = str(receiver.getsockname())
+        self._row = {"path": self._path, "topic": topic.value, "pid": os.getpid()}
         self._wake = wake
         self._write = write
+        self._read = read
+        self._pid = os.getpid()
+        self._pause = _CHECK
+        self._timer: asyncio.TimerHandle | None = None
+        self._checking: asyncio.Task[None] | None = None
         self.listening = False
 
-    async def announce(self, topic: Topic) -> None:
+    async def announce(self) -> None:
         """Listens, and tells everyone who uses the file; does nothing in a loop that can't watch sockets."""
         try:
             self._loop.add_reader(self._receiver, self._receive)
         except NotImplementedError:
             return
         self.listening = True
-        row = {"path": self._path, "topic": topic.value, "pid": os.getpid()}
-        await self._write(lambda transaction: _done(transaction.change(_SQL["listen"], row)))
+        await self._write(lambda transaction: _done(transaction.change(_SQL["listen"], self._row)))
+        self._check_later()
+
+    def _check_later(self) -> None:
+        self._timer = self._loop.call_later(self._pause * random.uniform(0.8, 1), self._check_soon)
+
+    def _check_soon(self) -> None:
+        self._checking = self._loop.create_task(self.check())
+
+    async def check(self) -> None:
+        """Comes back, if somebody could not send to it and took it for dead."""
+        path = {"path": self._path}
+        try:
+            if await self._read(lambda transaction: bool(transaction.row(_SQL["listed"], path)[0])):
+                self._pause = _CHECK
+            elif self.listening:
+                self._pause = min(self._pause * 2, _LONGEST_CHECK)
+                await self._write(lambda transaction: _done(transaction.change(_SQL["listen"], self._row)))
+                self._wake()  # What it was not told of meanwhile.
+        except StoreError:
+            pass  # It is closed, or out of reach for now.
+        if self.listening:
+            self._check_later()
 
     async def close(self) -> None:
         """Stops listening, and removes row, socket and file. For the loop that it was opened in."""
-        if self._receiver.fileno() < 0:
+        if self._receiver.fileno() < 0 or self._pid != os.getpid():
             return
         listening = self.listening
         self.discard()
         if listening:
             paths = {"paths": msgspec.json.encode([self._path]).decode()}
             try:
-                await self._write(lambda transaction: _done(transaction.change(_SQL["unlisten"], paths)))
-            except StoreError:
+                async with asyncio.timeout(_FAREWELL):
+                    await self._write(lambda transaction: _done(transaction.change(_SQL["unlisten"], paths)))
+            except (StoreError, TimeoutError):
                 pass  # The store is closed or out of reach: the first wake-up that finds nobody removes the row.
 
     def discard(self) -> None:
@@ -188,6 +219,10 @@ class Remote:
         if self.listening:
             self._loop.remove_reader(self._receiver)
             self.listening = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
         self._receiver.close()
         try:
             os.unlink(self._path)

@@ -74,7 +74,8 @@ CREATE INDEX run_unique ON run (unique_key, finished_at) WHERE unique_key IS NOT
 CREATE TABLE input (
     run INTEGER PRIMARY KEY,
     size INTEGER NOT NULL,
-    body TEXT NOT NULL
+    body TEXT NOT NULL,
+    first TEXT                            -- what the run was started with, when it has continued with another one
 );
 
 -- The result or error of a run that ended, or the last error of one that backs off.
@@ -100,14 +101,17 @@ CREATE TABLE checkpoint (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX checkpoint_key ON checkpoint (run, key);
 
--- A consumed signal stays without its body: its id is remembered, so that a late repetition is not a new signal, and
--- its position is not given to another one.
+-- `body` is there while the signal waits. The checkpoint that consumes it moves it to `taken`, from where it comes back
+-- if that is cleared. When the run continues it stays without either: its id is remembered for a while, so that a late
+-- repetition is not a new signal.
 CREATE TABLE signal (
     run INTEGER NOT NULL,
     position INTEGER NOT NULL,
     id TEXT NOT NULL,
     name TEXT NOT NULL,
     body TEXT,
+    taken TEXT,
+    taken_by TEXT,                        -- the key of the checkpoint
     PRIMARY KEY (run, position)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX signal_id ON signal (run, id);

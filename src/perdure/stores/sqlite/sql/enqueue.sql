@@ -116,7 +116,9 @@ ON CONFLICT (run) DO NOTHING;
 -- Uses the unique index of run ids.
 SELECT json_group_array(
     json_array(
-        e.key, r.seq <= :last, l.workflow = json_extract(e.value, '$[3]') AND i.body = json_extract(e.value, '$[2]')
+        e.key,
+        r.seq <= :last,
+        l.workflow = json_extract(e.value, '$[3]') AND coalesce(i.first, i.body) = json_extract(e.value, '$[2]')
     )
 )
 FROM json_each(:inputs) AS e

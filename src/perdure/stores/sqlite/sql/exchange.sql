@@ -69,10 +69,28 @@ ON CONFLICT (run, key) DO UPDATE SET
     body = excluded.body;
 
 -- name: consume
--- Takes signals off their runs. Uses the primary key.
-UPDATE signal SET body = NULL
+-- Takes signals off their runs, for checkpoints. Uses the primary key.
+UPDATE signal SET taken = body, taken_by = json_extract(e.value, '$[2]'), body = NULL
 FROM json_each(:consumed) AS e
-WHERE signal.run = json_extract(e.value, '$[0]') AND signal.position = json_extract(e.value, '$[1]');
+WHERE signal.run = json_extract(e.value, '$[0]')
+    AND signal.position = json_extract(e.value, '$[1]')
+    AND signal.body IS NOT NULL;
+
+-- name: give_back
+-- Lets the signals wait again whose checkpoints were cleared. Uses the primary key, and checkpoint_key.
+UPDATE signal SET body = taken, taken = NULL, taken_by = NULL
+WHERE run IN (SELECT value FROM json_each(:runs))
+    AND taken IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM checkpoint AS c WHERE c.run = signal.run AND c.key = signal.taken_by);
+
+-- name: forget_signals
+-- Forgets the signals that runs had consumed before they continued the last time. Uses the primary key.
+DELETE FROM signal WHERE run IN (SELECT value FROM json_each(:runs)) AND body IS NULL AND taken IS NULL;
+
+-- name: drop_signals
+-- Drops what runs consumed, but for its ids. Uses the primary key.
+UPDATE signal SET taken = NULL, taken_by = NULL
+WHERE run IN (SELECT value FROM json_each(:runs)) AND taken IS NOT NULL;
 
 -- name: progress
 -- Forgets the crashes of runs that made progress. Uses the primary key.
@@ -158,9 +176,12 @@ DELETE FROM checkpoint WHERE run IN (SELECT value FROM json_each(:runs)) AND out
 DELETE FROM checkpoint WHERE run IN (SELECT value FROM json_each(:runs));
 
 -- name: inputs
--- Replaces the inputs of runs. Uses the primary key.
-INSERT OR REPLACE INTO input (run, size, body)
-SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(:inputs);
+-- Replaces the inputs of runs; the first one is kept. Uses the primary key.
+INSERT INTO input (run, size, body)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')
+FROM json_each(:inputs)
+WHERE true
+ON CONFLICT (run) DO UPDATE SET size = excluded.size, first = coalesce(first, body), body = excluded.body;
 
 -- name: park
 -- Keeps what runs are parked for. Uses the primary key.

@@ -1,4 +1,4 @@
--- The book of migrations. All but `applied` need the write lock.
+-- The book of migrations, and what they made. `book` and `record` need the write lock.
 
 -- name: book
 CREATE TABLE IF NOT EXISTS migration (
@@ -16,3 +16,7 @@ SELECT number, name, checksum FROM migration ORDER BY number;
 
 -- name: record
 INSERT INTO migration (number, name, checksum) VALUES (:number, :name, :checksum);
+
+-- name: schema
+-- What the file is made of. SQLite's own tables have no statement, or a name of its own.
+SELECT type || ' ' || name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\_%' ESCAPE '\';
