@@ -49,12 +49,14 @@ class Turns:
     # --- groups
 
     def ask(self, starts: list[Start]) -> None:
-        """Of several limits that starts bring for a group the latest one holds."""
+        """Of several limits that starts bring for a group the latest one holds; the same one again changes nothing."""
+        before = dict(self.asked)
         for start in starts:
             if start.group:
                 self.asked[start.queue, start.group] = start.group_limit
-        for key in {(start.queue, start.group) for start in starts if start.group}:
-            self._change(key, paused=self.group_set(key).paused)
+        for key, limit in self.asked.items():
+            if before.get(key) != limit:
+                self._change(key, paused=self.group_set(key).paused)
 
     def moved(self, run: Member) -> None:
         """The state of a run has changed."""
@@ -114,8 +116,9 @@ class Turns:
     # --- limits and pauses
 
     def set(self, scope: Scope, limits: Limits, paused: bool) -> None:
-        self.scopes[scope] = Set(limits, paused)
-        if scope.kind == ScopeKind.GROUP:
+        before, now = self.scopes.get(scope, Set()), Set(limits, paused)
+        self.scopes[scope] = now
+        if scope.kind == ScopeKind.GROUP and now != before:
             for key in self.asked:
                 if key[1] == scope.name:
                     self._change(key, paused=paused)
