@@ -466,6 +466,7 @@ class Execution:
         try:
             return future.result()
         except concurrent.futures.CancelledError:
+            work.close()  # it may have been cancelled before it began
             if self.over:
                 raise Halt from None
             self._thread_told = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,7 @@ async def test_code_of_a_run_that_was_put_away_does_nothing_more(play: Play) -> 
         return "stopped"
 
     @app.workflow
-    async def several() -> list[int | BaseException]:
+    async def several() -> list[Any]:
         results = await asyncio.gather(child.run(), child.run(), return_exceptions=True)
         gone_on.append("after the gather")
         return list(results)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import os
 import sys
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -331,3 +334,38 @@ async def test_steps_in_threads_of_the_users_own_need_the_context(play: Play) ->
         run = await flow.start()
         assert await run.result() == [2, 4]
         assert await keys(run) == ["double"]
+
+
+async def test_a_call_of_sync_code_that_never_came_to_begin_leaves_no_trace(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker dies when the loop has taken the call from the thread, and has not begun it yet."""
+    app, gate, handed_over, over = new_app(), ThreadGate(), threading.Event(), threading.Event()
+    hand_over = asyncio.run_coroutine_threadsafe
+
+    def handing_over(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        future = hand_over(work, loop)
+        handed_over.set()
+        return future
+
+    @app.workflow
+    def flow() -> None:
+        gate.pass_through()
+        try:
+            sleep(1).wait()
+        finally:
+            over.set()
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", RuntimeWarning)
+        async with play(app) as sandbox:
+            await flow.start()
+            await gate.reached()
+            monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", handing_over)
+            gate.opened.set()
+            assert handed_over.wait(10)  # the loop stands still meanwhile
+            asyncio.get_running_loop().call_soon(sandbox.worker.die)
+            assert await asyncio.to_thread(over.wait, 10)
+            await sandbox.kill_worker()
+        gc.collect()
+    assert [str(warning.message) for warning in warned] == []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from perdure.errors import StoreError
+from perdure.errors import StoreError, StoreUnavailable
 
 _NETWORK = re.compile(
     r"nfs\d*|cifs|smb\w*|9p|afs|openafs|ncpfs|lustre|gfs2?|ocfs2|ceph|beegfs\w*|gpfs|pvfs2|orangefs|glusterfs|davfs2?"
@@ -61,3 +62,28 @@ def check_path(path: str) -> None:
             f"the store {path} is on a network file system ({kind}), where SQLite's locks are not safe; "
             "move it to a local disk"
         )
+
+
+def watch_file(path: str | None, name: str) -> Callable[[], None]:
+    """A check that a file is still the one that was opened: SQLite would go on with one that was removed or replaced,
+    and what it commits there is lost. Raises `StoreUnavailable`."""
+    if path is None:
+        return lambda: None
+    opened = _identity(path)
+
+    def check() -> None:
+        if _identity(path) != opened:
+            raise StoreUnavailable(
+                f"the store {name} was removed or replaced while it was in use; nothing is written any more. Put the"
+                " file back, or restart what uses it"
+            )
+
+    return check
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -39,7 +39,8 @@ from perdure.stores.sqlite import worker as workers
 from perdure.stores.sqlite.connect import Location, connect
 from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.exchange import idle, perform, silent
-from perdure.stores.sqlite.executor import Executor, Operation
+from perdure.stores.sqlite.executor import Executor, Operation, Transaction
+from perdure.stores.sqlite.filesystem import watch_file
 from perdure.stores.sqlite.keeper import FileKeeper, MemoryKeeper
 from perdure.stores.sqlite.wake import Wakeups
 
@@ -81,6 +82,12 @@ class SqliteStore:
         except BaseException:
             connection.close()
             raise
+        still_there = watch_file(self._location.path, self._location.name)
+
+        def before_commit(transaction: Transaction) -> None:
+            still_there()
+            wakeups.prune(transaction)
+
         self._wakeups = wakeups
         self._writer = self._reader = Executor(
             connection,
@@ -88,7 +95,7 @@ class SqliteStore:
             begin="BEGIN IMMEDIATE",
             busy_timeout=self._location.busy_timeout,
             clock=self._clock,
-            before_commit=wakeups.prune,
+            before_commit=before_commit,
             after_commit=wakeups.tell,
         )
         if reading is not None:
