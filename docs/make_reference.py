@@ -22,6 +22,8 @@ import perdure.errors
 import perdure.testing
 from perdure.cli import cli
 from perdure.engine.worker import Worker
+from perdure.limits import LimitControl
+from perdure.schedules import ScheduleControl, ScheduleStatus
 from perdure.workflow import StartCall
 
 DOCS = Path(__file__).parent
@@ -31,7 +33,11 @@ _HIDDEN = {
     "App": {"add", "find", "handle", "client", "clock"},
     "Call": {"send", "throw", "close"},
     "Worker": {"runtime", "die"},
-    "Workflow": {"app", "definition"},
+    "LimitControl": {"declare_all"},
+    "ScheduleControl": {"declare", "declare_all", "renamed"},
+    "StartCall": {"make_start"},
+    "ScheduleStatus": {"record"},
+    "Workflow": {"app", "definition", "make_start"},
     "Step": {"definition"},
     "Sandbox": {"stirred"},
     "Retry": {"allows", "covers", "delay_after"},
@@ -50,10 +56,24 @@ def reference() -> str:
         " `perdure.testing`. A `Call` is awaited in async code; sync code says `.wait()`.",
         "",
     ]
-    for name in ("App", "Workflow", "step", "Step", "Retry", "sleep", "sleep_until", "wait_signal", "current_run"):
+    for name in (
+        "App",
+        "Workflow",
+        "step",
+        "Step",
+        "Retry",
+        "sleep",
+        "sleep_until",
+        "wait_signal",
+        "progress",
+        "current_run",
+    ):
         lines += _entry(name, getattr(perdure, name))
-    for name in ("RunContext", "Run", "RunStatus", "Event", "State", "Call"):
+    for name in ("RunContext", "Run", "RunStatus", "Event", "State", "Batch", "BatchProgress", "Call", "Stream"):
         lines += _entry(name, getattr(perdure, name))
+    lines += _entry("LimitControl", LimitControl, origin="`App.limits`")
+    lines += _entry("ScheduleControl", ScheduleControl, origin="`App.schedules`")
+    lines += _entry("ScheduleStatus", ScheduleStatus, origin="made by `App.schedules`")
     lines += _entry("Worker", Worker, origin="made by `App.worker`")
     lines += _entry("StartCall", StartCall, origin="made by `Workflow.options`")
     lines += ["# perdure.testing", "", _paragraphs(perdure.testing), ""]

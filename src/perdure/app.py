@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Coroutine, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
+from perdure.batch import Batch
 from perdure.call import Call
 from perdure.client import Client
 from perdure.clock import Clock, StoreClock, millis, time_limit
-from perdure.engine.definitions import WorkflowDefinition, check_definitions, function_name
+from perdure.engine.definitions import Key, check_definitions
 from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
-from perdure.model import Count, RunQuery, State
+from perdure.limits import LimitControl
+from perdure.model import Count, FailureCause, Missed, Overlap, QueueReport, Retention, RunQuery, State
+from perdure.options import check_key, check_name, check_priority, check_queue
+from perdure.rates import check_count, check_limit
+from perdure.retention import PRUNE_LIMIT, make_policy
 from perdure.retry import Retry, check_retry
 from perdure.run import ANYTHING, Run, RunStatus
-from perdure.step import Step
+from perdure.schedules import ScheduleControl, make_timing
 from perdure.stores import open_store
-from perdure.workflow import Workflow, check_priority, check_queue
+from perdure.stores.base import Store
+from perdure.workflow import Workflow, WorkflowDecorator
 
 if TYPE_CHECKING:
     from perdure.engine.worker import Worker
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+W = TypeVar("W", bound=Workflow[..., Any])
 
 DEFAULT_QUEUE = "default"
 
@@ -50,7 +57,12 @@ class App:
         self.max_value_bytes = max_value_bytes
         self.client = Client(open_store(url))
         self.clock: Clock = StoreClock()
+        self.limits = LimitControl(self)
+        """What may run at a time, how many may begin in a time, and what is paused."""
+        self.schedules = ScheduleControl(self)
+        """The schedules of the store."""
         self._workflows: dict[str, Workflow[..., Any]] = {}
+        self._retention: list[Retention] = []
 
     @property
     def workflows(self) -> dict[str, Workflow[..., Any]]:
@@ -74,6 +86,13 @@ class App:
         retry: Retry | None = None,
         timeout: timedelta | float | None = None,
         max_crashes: int = 5,
+        version: str | None = None,
+        accepts: Sequence[str] = (),
+        group: Key | None = None,
+        group_limit: int = 1,
+        group_keep: bool = True,
+        session: Key | None = None,
+        unique: Key | None = None,
     ) -> WorkflowDecorator: ...
     def workflow(
         self,
@@ -86,6 +105,13 @@ class App:
         retry: Retry | None = None,
         timeout: timedelta | float | None = None,
         max_crashes: int = 5,
+        version: str | None = None,
+        accepts: Sequence[str] = (),
+        group: Key | None = None,
+        group_limit: int = 1,
+        group_keep: bool = True,
+        session: Key | None = None,
+        unique: Key | None = None,
     ) -> Workflow[P, Any] | WorkflowDecorator:
         """Makes a function a workflow of this app.
 
@@ -100,12 +126,21 @@ class App:
         - `timeout`: seconds or a timedelta in which a run must end; then it fails with `DeadlineExceeded`.
         - `max_crashes`: how often in a row, without a step's progress, a run may take its worker's process with it
           before it ends as failed.
+        - `version`: pins the runs that this code starts to workers that serve that version; `accepts` names others
+          whose runs this code takes too. A run without a version goes to any worker that knows the workflow.
+        - `group`: a text, or a function of the workflow's arguments that gives one. Runs of one group and queue go one
+          after the other, in order, or `group_limit` of them at a time. A run keeps its place in the group while it
+          waits or backs off, so that the order is strict; with `group_keep=False` it gives it up.
+        - `session`: a text or such a function; ties runs to the worker that holds something for that session: the
+          first one that takes a run of it owns it as long as it lives and has runs of it.
+        - `unique`: a text or such a function; one live run per key and workflow. See `Workflow.options`.
 
             @app.workflow(retry=Retry(attempts=3))
             async def fulfil(order: Order) -> Receipt: ...
+
+            @app.workflow(group=lambda order: order.customer)
+            async def ship(order: Order) -> None: ...
         """
-        if not _is_count(max_crashes):
-            raise InvalidInput(f"max_crashes is a whole number from 1 on, not {max_crashes!r}")
         decorator = WorkflowDecorator(
             self,
             name=name,
@@ -113,9 +148,95 @@ class App:
             priority=check_priority(priority),
             retry=check_retry(retry),
             timeout=time_limit(timeout),
-            max_crashes=max_crashes,
+            max_crashes=check_count(max_crashes, "max_crashes"),
+            version="" if version is None else check_name(version, "a version"),
+            accepts=tuple(check_name(one, "a version") for one in accepts),
+            group=check_key(group, "a group"),
+            group_limit=check_limit(group_limit, "group_limit"),
+            group_keep=group_keep,
+            session=check_key(session, "a session"),
+            unique=check_key(unique, "a unique key"),
         )
         return decorator if fn is None else decorator(fn)
+
+    def schedule(
+        self,
+        cron: str | None = None,
+        *,
+        tz: str = "UTC",
+        every: timedelta | float | None = None,
+        at: datetime | None = None,
+        name: str | None = None,
+        args: tuple[Any, ...] = (),
+        missed: Missed | str = Missed.LAST,
+        missed_limit: int = 100,
+        overlap: Overlap | str = Overlap.ALLOW,
+        jitter: timedelta | float = 0,
+    ) -> Callable[[W], W]:
+        """Starts a workflow again and again, at times that come from the store's clock; put above `@app.workflow`.
+
+        It is put into the store when a worker starts. Each of its times makes exactly one run for the whole fleet,
+        whatever the number of workers, even when all of them are busy. Over a change to or from daylight saving time a
+        daily time fires once a day; one that does not exist fires at the next moment that does.
+
+        - `cron`: five fields (minute, hour, day of month, month, day of week), such as `"0 9 * * mon-fri"`, in the
+          time zone `tz`; or `every` (seconds or a timedelta, counted from 1970 on, so that it does not drift); or `at`
+          (an aware datetime), once.
+        - `name`: by which it is kept; the workflow's name when not given. Under a new name it is another schedule, and
+          the old one goes on until it is removed; workers say so.
+        - `args`: the arguments of each run.
+        - `missed`: what becomes of times that passed while no worker lived: `"skip"`, `"last"` (one run for the latest
+          of them) or `"all"` (of at most `missed_limit`).
+        - `overlap`: what to do while the run before has not ended: `"allow"`, `"skip"`, `"queue"` (one after the
+          other), `"cancel"` (the one before).
+        - `jitter`: seconds or a timedelta, up to which each run is put off, by an amount that its name and time fix.
+
+        Raises `InvalidInput` at once for a line that can't be, or an unknown zone, `DefinitionError` when two schedules
+        have one name.
+
+            @app.schedule("0 9 * * mon-fri", tz="Europe/Berlin")
+            @app.workflow
+            async def report() -> None: ...
+        """
+
+        def decorate(workflow: W) -> W:
+            if not isinstance(workflow, Workflow):
+                raise DefinitionError(f"@app.schedule goes above @app.workflow, not on {workflow!r}")
+            timing = make_timing(
+                workflow.name if name is None else name,
+                cron,
+                every=every,
+                at=at,
+                tz=tz,
+                missed=missed,
+                missed_limit=missed_limit,
+                overlap=overlap,
+                jitter=jitter,
+            )
+            self.schedules.declare(timing, lambda: workflow.make_start(args, {}))
+            return workflow
+
+        return decorate
+
+    def retain(
+        self,
+        *,
+        workflow: str | None = None,
+        state: State | str | None = None,
+        age: timedelta | float | None = None,
+        count: int | None = None,
+    ) -> None:
+        """Lets go of runs that ended: those that ended longer ago than `age` (seconds or a timedelta), and all but the
+        latest `count`. Without a policy runs are kept for ever.
+
+        Workers remove them in the background, a few at a time, and `prune` at once. Of several policies that fit a run
+        the most specific holds: that for its workflow and outcome (`state`), for its workflow, for its outcome, for
+        all. After it nothing of the run is left. A child stays as long as its parent. Raises `InvalidInput`.
+
+            app.retain(age=timedelta(days=30))
+            app.retain(state="failed", age=timedelta(days=180))
+        """
+        self._retention.append(make_policy(workflow, state, age, count))
 
     def add(self, workflow: Workflow[..., Any]) -> None:
         """Takes in a workflow; `DefinitionError` when another one has its name."""
@@ -164,36 +285,113 @@ class App:
         workflow: str | None = None,
         queue: str | None = None,
         parent: str | None = None,
+        group: str | None = None,
+        batch: str | None = None,
+        cause: str | None = None,
+        labels: dict[str, str] | None = None,
         limit: int = 50,
         after: RunStatus | None = None,
     ) -> Call[list[RunStatus]]:
         """Runs, newest first, at most `limit` of them; `after` (the last one of a page) gives the next page.
 
-        Pages are stable: runs that come meanwhile move nothing.
+        All filters that are given must fit; of `labels` a run must have all, of `state` one. `cause` is one that
+        `failures` names. Pages are stable: runs that come meanwhile move nothing.
         """
-        if not _is_count(limit):
-            raise InvalidInput(f"limit is a whole number from 1 on, not {limit!r}")
+        check_count(limit, "limit")
         query = RunQuery(
             states=[_state(one) for one in ([state] if isinstance(state, str) else state)],
             workflow=workflow,
             queue=queue,
             parent=parent,
+            group=group,
+            batch=batch,
+            cause=cause,
+            labels=labels or {},
             limit=limit,
             after=None if after is None else after.record.position,
         )
 
-        async def runs() -> list[RunStatus]:
-            return [RunStatus(record) for record in await (await self.client.store()).runs(query)]
+        async def runs(store: Store) -> list[RunStatus]:
+            return [RunStatus(record) for record in await store.runs(query)]
 
-        return Call(runs, "runs()")
+        return self._call(runs, "runs()")
+
+    def batch(self, batch_id: str) -> Batch[Any]:
+        """A handle on a batch of any workflow; `workflow.get_batch(id)` gives a typed one."""
+        return Batch(self.client, batch_id, self.run)
 
     def counts(self) -> Call[list[Count]]:
         """How many runs there are, by queue, workflow and state."""
+        return self._call(lambda store: store.counts(), "counts()")
 
-        async def counts() -> list[Count]:
-            return await (await self.client.store()).counts()
+    def queues(self) -> Call[list[QueueReport]]:
+        """Each queue at this moment: how many runs are ready, running and held (and why), and its limits."""
+        return self._call(lambda store: store.queues(), "queues()")
 
-        return Call(counts, "counts()")
+    def failures(
+        self,
+        *,
+        workflow: str | None = None,
+        queue: str | None = None,
+        labels: dict[str, str] | None = None,
+        limit: int = 50,
+    ) -> Call[list[FailureCause]]:
+        """Failed runs by their cause (type of the exception and where it was raised), the most frequent first."""
+        query = RunQuery(states=[State.FAILED], workflow=workflow, queue=queue, labels=labels or {}, limit=limit)
+        return self._call(lambda store: store.failures(query), "failures()")
+
+    def retry_failed(
+        self,
+        *,
+        workflow: str | None = None,
+        cause: str | None = None,
+        queue: str | None = None,
+        labels: dict[str, str] | None = None,
+        limit: int = 1000,
+        dry_run: bool = False,
+    ) -> Call[list[str]]:
+        """Queues failed runs once more, at most `limit` of them; gives their ids. With `dry_run` it only says which.
+
+        What their steps kept stays, what failed is tried again. `cause` is one that `failures` names. Runs whose unique
+        key another live run has are left out.
+        """
+        query = RunQuery(
+            states=[State.FAILED],
+            workflow=workflow,
+            cause=cause,
+            queue=queue,
+            labels=labels or {},
+            limit=limit,
+            oldest_first=True,
+        )
+        return self._call(lambda store: store.retry_many(query, dry_run=dry_run), "retry_failed()")
+
+    def prune(
+        self,
+        *,
+        workflow: str | None = None,
+        state: State | str | None = None,
+        age: timedelta | float | None = None,
+        count: int | None = None,
+    ) -> Call[int]:
+        """Removes runs that ended, by the policies of `retain`, or by the one that is given here; gives their number.
+
+        It goes through them in small transactions, so that others can work beside it. Raises `InvalidInput` when there
+        is no policy.
+        """
+        policies = list(self._retention)
+        if age is not None or count is not None:
+            policies = [make_policy(workflow, state, age, count)]
+        elif workflow is not None or state is not None or not policies:
+            raise InvalidInput("say which runs may go: give age= or count=, or declare policies with app.retain()")
+
+        async def prune(store: Store) -> int:
+            total = 0
+            while removed := await store.prune(policies, limit=PRUNE_LIMIT):
+                total += removed
+            return total
+
+        return self._call(prune, "prune()")
 
     # --- workers
 
@@ -204,6 +402,8 @@ class App:
         concurrency: int = 50,
         lease: timedelta | float = 10.0,
         grace: timedelta | float = 30.0,
+        sessions: int = 10,
+        session_idle: timedelta | float = 60.0,
         name: str | None = None,
         tap: Tap | None = None,
     ) -> Worker:
@@ -215,13 +415,17 @@ class App:
           renewed from a thread of its own, so that blocked code loses nothing (one C call that holds the interpreter's
           lock for longer does: give such steps `process=True`).
         - `grace`: seconds or a timedelta that runs have to end when the worker stops; then they are handed back.
+        - `sessions`: how many sessions it owns at a time, at most; 0 for none. A session is given up `session_idle`
+          (seconds or a timedelta) after its last run here, and at once when the worker stops.
 
-        Raises `DefinitionError` when a workflow or step can't work.
+        What code declares (schedules, limits) is put into the store when it starts. Raises `DefinitionError` when a
+        workflow or step can't work.
         """
         from perdure.engine.worker import Worker
 
-        if not _is_count(concurrency):
-            raise InvalidInput(f"a worker's concurrency is a whole number from 1 on, not {concurrency!r}")
+        check_count(concurrency, "a worker's concurrency")
+        if not isinstance(sessions, int) or sessions < 0:
+            raise InvalidInput(f"the sessions of a worker are a whole number, 0 for none, not {sessions!r}")
         lease_ms = millis(lease, "lease")
         if lease_ms < _SHORTEST_LEASE:
             raise InvalidInput(f"a lease must be at least {_SHORTEST_LEASE} ms, or it ends before it can be renewed")
@@ -241,10 +445,24 @@ class App:
             concurrency=concurrency,
             lease=lease_ms,
             grace=millis(grace, "grace") / 1000,
+            sessions=sessions,
+            session_idle=millis(session_idle, "session_idle"),
+            retention=self._retention,
+            declare=self._declare,
             max_value_bytes=self.max_value_bytes,
             name=name,
             tap=tap,
         )
+
+    async def _declare(self, store: Store) -> None:
+        await self.limits.declare_all(store)
+        await self.schedules.declare_all(store)
+
+    def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
+        async def call() -> T:
+            return await work(await self.client.store())
+
+        return Call(call, what)
 
     # --- lifecycle
 
@@ -262,11 +480,6 @@ class App:
         return f"<app on {self.url}>"
 
 
-def _is_count(value: object) -> bool:
-    """Takes `object`: what is annotated is not what callers without a type checker pass."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def _state(name: State | str) -> State:
     """A state by its name, or `InvalidInput`."""
     try:
@@ -275,41 +488,3 @@ def _state(name: State | str) -> State:
         close = difflib.get_close_matches(str(name), list(State), n=1)
         hint = f" (did you mean {str(close[0])!r}?)" if close else ""
         raise InvalidInput(f"there is no state {name!r}{hint}; the states are: {', '.join(State)}") from None
-
-
-class WorkflowDecorator:
-    """What `@app.workflow(…)` with arguments gives."""
-
-    def __init__(
-        self,
-        app: App,
-        *,
-        name: str | None,
-        queue: str,
-        priority: int,
-        retry: Retry | None,
-        timeout: int | None,
-        max_crashes: int,
-    ) -> None:
-        self._app = app
-        self._name = name
-        self._queue = queue
-        self._priority = priority
-        self._retry = retry
-        self._timeout = timeout
-        self._max_crashes = max_crashes
-
-    @overload
-    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
-    @overload
-    def __call__(self, fn: Callable[P, R], /) -> Workflow[P, R]: ...
-    def __call__(self, fn: Callable[P, Any], /) -> Workflow[P, Any]:
-        if isinstance(fn, Workflow | Step) or not callable(fn):
-            raise DefinitionError(f"@app.workflow goes on a function, not on {fn!r}")
-        name = function_name(fn, self._name, "workflow")
-        definition = WorkflowDefinition(
-            name, fn, self._queue, self._priority, self._retry, self._timeout, self._max_crashes
-        )
-        workflow: Workflow[P, Any] = Workflow(self._app, fn, definition)
-        self._app.add(workflow)
-        return workflow

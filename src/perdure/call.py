@@ -1,4 +1,4 @@
-"""`Call`: one thing to do, awaited in async code and waited for in sync code."""
+"""`Call`: one thing to do, awaited in async code and waited for in sync code; `Stream`: several things that come."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import os
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.errors import PerdureError
 
@@ -125,3 +125,33 @@ class Call(Coroutine[Any, Any, T]):
                 stacklevel=2,
                 source=self,
             )
+
+
+class Stream(Generic[T]):
+    """Things that come one after the other: `async for` in async code, `for` in sync code. It can be gone through once.
+
+    async for change in run.watch(): ...       # async
+    for change in run.watch(): ...             # sync
+    """
+
+    def __init__(self, items: AsyncIterator[T], what: str) -> None:
+        self.what = what
+        self._items = items
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self._items
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            return Call(self._next, self.what).wait()
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    async def _next(self) -> T:
+        return await anext(self._items)
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.what}>"

@@ -6,13 +6,18 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack
 from contextvars import Context
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from perdure.backoff import pauses
 from perdure.errors import RunNotFound, StoreError, StoreUnavailable
 from perdure.model import Ended
 from perdure.stores.base import Store, Subscription, Topic
+
+T = TypeVar("T")
 
 logger = logging.getLogger("perdure.client")
 
@@ -50,6 +55,31 @@ class Client:
         store = await self.store()
         results = self._results.setdefault(asyncio.get_running_loop(), Results(store))
         return await results.wait(run_id)
+
+    async def follow(self, read: Callable[[Store], Coroutine[Any, Any, T]], *topics: Topic) -> AsyncGenerator[T]:
+        """What `read` gives: at once, whenever something of the topics may have changed, and from time to time."""
+        store = await self.store()
+        wake = asyncio.Event()
+        tries = pauses(0.05, _LONGEST_PAUSE)
+        async with AsyncExitStack() as stack:
+            for topic in topics:
+                subscription = await store.subscribe(topic, wake.set)
+                stack.push_async_callback(subscription.close)
+            while True:
+                wake.clear()
+                try:
+                    found = await read(store)
+                except StoreUnavailable as error:
+                    logger.warning("the store does not answer (%s); still following", error)
+                    await asyncio.sleep(next(tries))
+                    continue
+                tries = pauses(0.05, _LONGEST_PAUSE)
+                yield found
+                try:
+                    async with asyncio.timeout(_POLL * random.uniform(0.7, 1.0)):
+                        await wake.wait()
+                except TimeoutError:
+                    pass
 
     async def close(self) -> None:
         """Closes the store; the next use opens it again."""

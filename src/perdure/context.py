@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
 from perdure.call import Call
 from perdure.clock import epoch_millis, millis
-from perdure.codec import Decoder
+from perdure.codec import Decoder, encode
 from perdure.engine.scope import Scope, check_key, scope_needed
 from perdure.engine.waits import signal_for, sleep_for
+from perdure.errors import InvalidInput
 
 T = TypeVar("T")
 
@@ -30,6 +32,21 @@ class RunContext:
     @property
     def workflow(self) -> str:
         return self._scope.execution.definition.name
+
+    @property
+    def group(self) -> str:
+        """The key of the run's group; empty when it has none."""
+        return self._scope.execution.claim.group
+
+    @property
+    def session(self) -> str:
+        """The session that the run belongs to; empty when it has none."""
+        return self._scope.execution.claim.session
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The run's labels as they were when this worker claimed it."""
+        return dict(self._scope.execution.claim.labels)
 
     @property
     def attempt(self) -> int:
@@ -105,6 +122,30 @@ def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | Non
     scope = scope_needed("wait_signal()")
     decoder: Decoder[Any] = Decoder(Any if type is None else type, f"signal {name}")
     return _call(scope, f"signal:{name}", lambda key: signal_for(scope.execution, key, name, decoder, limit))
+
+
+def progress(done: object, total: float | None = None, note: str | None = None) -> None:
+    """Says how far the run is: `run.status().progress` has the last word, and `run.watch()` follows it.
+
+    Either a number, with the `total` that it goes to and a `note`, or any one value that can be encoded. It is kept
+    soon, not at once, and may be said as often as wanted: of many words in a moment only the last one is written.
+    Nothing waits for it, and it is no checkpoint: steps may say it too. Only inside of a run.
+
+        progress(rows_done, rows, note="importing")
+    """
+    scope = scope_needed("progress()")
+    value = done
+    if isinstance(done, int | float) and not isinstance(done, bool):
+        value = {"done": done, "total": total, "note": note}
+        value = {name: each for name, each in value.items() if each is not None}
+    elif total is not None or note is not None:
+        raise InvalidInput(f"total= and note= go with a number that is done, not with {done!r}")
+    execution = scope.execution
+    status = encode(value, "the progress", execution.runtime.max_value_bytes)
+    if threading.get_ident() == execution.runtime.thread:
+        execution.tell(status)
+    else:
+        execution.runtime.loop.call_soon_threadsafe(execution.tell, status)
 
 
 def _call(scope: Scope, name: str, work: Callable[[str], Coroutine[Any, Any, T]]) -> Call[T]:

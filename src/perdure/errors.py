@@ -64,8 +64,20 @@ class RunNotEnded(PerdureError):
     """The run has not ended, and what was asked for needs one that has: a retry, for example."""
 
 
+class KeyTaken(PerdureError):
+    """Another live run has the unique key of the run that was to be retried."""
+
+
 class CheckpointNotFound(PerdureError):
     """The run has no checkpoint of that key."""
+
+
+class BatchNotFound(PerdureError):
+    """There is no batch of that id in the store."""
+
+
+class ScheduleNotFound(PerdureError):
+    """There is no schedule of that name in the store."""
 
 
 class IdConflict(PerdureError):

@@ -53,9 +53,15 @@ def _scheduled(run: RunRecord) -> str:
 def _queued(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
     if run.held is not None:
         return f"is held: {run.held}"
-    serving = [worker for worker in workers if run.queue in worker.queues and run.workflow in worker.workflows]
+    knowing = [worker for worker in workers if run.queue in worker.queues and run.workflow in worker.workflows]
+    serving = [worker for worker in knowing if not run.version or run.version in worker.versions.get(run.workflow, ())]
     if not serving:
-        return _unserved(run, workers)
+        return _unserved_version(run, knowing) if knowing else _unserved(run, workers)
+    if run.session and not any(worker.sessions for worker in serving):
+        return (
+            f"no live worker takes sessions, and the run belongs to session {run.session}: start one with"
+            " `--sessions 10`"
+        )
     free = sum(max(0, worker.concurrency - worker.running) for worker in serving)
     if free > ahead:
         return "is ready: a worker takes it in a moment"
@@ -83,6 +89,15 @@ def _unserved(run: RunRecord, workers: Sequence[WorkerRecord]) -> str:
     )
 
 
+def _unserved_version(run: RunRecord, knowing: Sequence[WorkerRecord]) -> str:
+    served = sorted({version for worker in knowing for version in worker.versions.get(run.workflow, ())})
+    return (
+        f"no live worker serves version {run.version} of workflow {run.workflow}: {_workers(len(knowing))} that know it"
+        f" serve {'version ' + ', '.join(served) if served else 'no version'}; start one with that code, or let newer"
+        f" code take it with accepts=[{run.version!r}]"
+    )
+
+
 def _running(run: RunRecord) -> str:
     where = f"runs on worker {run.worker}, attempt {run.attempt}"
     return where if run.cancelling is None else f"{where}; it was asked to end: {run.cancelling}"
@@ -97,6 +112,8 @@ def _wait(wait: Wait) -> str:
             return f"signal {wait.target}{limit}"
         case WaitFor.RUN:
             return f"run {wait.target} to end{limit}"
+        case WaitFor.BATCH:
+            return f"all runs of batch {wait.target} to end"
 
 
 def _workers(count: int) -> str:

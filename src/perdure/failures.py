@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
+import traceback
 from math import isfinite
 from pathlib import Path
 from traceback import StackSummary, TracebackException
-from typing import cast
+from typing import TypeVar, cast
 
 from msgspec import json
 
 from perdure.errors import ErrorInfo, RunFailed, StepFailed
+
+E = TypeVar("E", bound=BaseException)
 
 MAX_TRACEBACK = 20_000
 MAX_MESSAGE = 10_000
@@ -22,6 +26,11 @@ MAX_MEMBERS = 10
 
 _PACKAGE = Path(__file__).parent
 _MACHINERY = (str(_PACKAGE / "engine"), str(_PACKAGE / "stores"))
+_LIBRARIES = tuple(
+    {path for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {"<frozen "}
+)
+_STEP = "_perdure_step"
 
 
 def describe(error: BaseException) -> ErrorInfo:
@@ -73,6 +82,32 @@ def rebuild(info: ErrorInfo) -> BaseException | None:
     except Exception:  # the class is the user's, and its constructor may want and do anything
         return None
     return error
+
+
+def raised_by(error: E, step: str) -> E:
+    """Notes which step an exception comes from, for `cause_of`."""
+    try:
+        setattr(error, _STEP, step)
+    except AttributeError:  # a class of the user's may forbid it
+        pass
+    return error
+
+
+def cause_of(error: BaseException) -> str:
+    """Type and place of a failure, in few words that stay the same for failures alike: "ValueError in charge" (a step),
+    or "KeyError in shop.orders:41" (module and line of the last frame that is neither Perdure's nor a library's)."""
+    kind = error.info.type.rpartition(":")[2] if isinstance(error, StepFailed) else type(error).__qualname__
+    place = getattr(error, _STEP, None) or _raised_at(error)
+    return f"{kind} in {place}" if place else kind
+
+
+def _raised_at(error: BaseException) -> str:
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        filename = frame.f_code.co_filename
+        if not filename.startswith(_LIBRARIES) and not _is_ours(filename):
+            place = f"{frame.f_globals.get('__name__', filename)}:{line}"
+    return place
 
 
 def _describe(error: BaseException, causes_left: int) -> ErrorInfo:

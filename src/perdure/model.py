@@ -81,6 +81,28 @@ class Checkpoint(Struct, omit_defaults=True):
     position: int = 0
 
 
+class OnConflict(StrEnum):
+    """What a start does whose unique key is taken."""
+
+    EXISTING = "existing"
+    """It gets the live run."""
+    REPLACE = "replace"
+    """A live run that has not begun takes its input and due time; one that has begun is handed back as it is."""
+    DEBOUNCE = "debounce"
+    """Like `REPLACE`, and the run is put off to `period` from now. The key is free as soon as the run begins, so that
+    what comes meanwhile makes the next one. The run that takes the key first is put off too."""
+    THROTTLE = "throttle"
+    """It gets the run that took the key within the last `period`, even when that has ended."""
+
+
+class Unique(Struct, omit_defaults=True):
+    """One live run per key and workflow. The key is free again when the run ends, however it ends."""
+
+    key: str
+    on_conflict: OnConflict = OnConflict.EXISTING
+    period: Millis = 0
+
+
 class Start(Struct, omit_defaults=True):
     """A run to be made. `at` (absolute) and `delay` (from the store's now) exclude each other."""
 
@@ -95,6 +117,20 @@ class Start(Struct, omit_defaults=True):
     """From its start by the client (or its due time, when delayed) until it must have ended."""
     max_crashes: int = 5
     parent: str | None = None
+    version: str = ""
+    """The version of the code that it is pinned to; "" when any will do."""
+    group: str = ""
+    """Runs of one group and queue: at most its limit of them at a time, in order (priority, then enqueueing)."""
+    group_limit: int = 1
+    """The group's limit when the store has none for it."""
+    group_keep: bool = True
+    """Whether the run keeps its place in the group while it waits or backs off (strict order), or gives it up."""
+    session: str = ""
+    """Ties it to the worker that owns that session of its queue."""
+    unique: Unique | None = None
+    labels: dict[str, str] = {}
+    batch: str = ""
+    """The id of the batch that it belongs to."""
 
 
 class Started(Struct):
@@ -104,7 +140,7 @@ class Started(Struct):
     existed: bool
     same: bool
     """Whether the run that existed has the same workflow and was started with the same input, whatever input it has
-    continued with since."""
+    continued with since. Always true when a unique key led to it."""
 
 
 class Signal(Struct):
@@ -138,6 +174,8 @@ class WaitFor(StrEnum):
     TIMER = "timer"
     SIGNAL = "signal"
     RUN = "run"
+    BATCH = "batch"
+    """All runs of a batch have ended: what a batch's callback is made to wait for."""
 
 
 class Wait(Struct, omit_defaults=True):
@@ -178,6 +216,16 @@ class RunRecord(Struct, kw_only=True):
     """What a waiting run waits for."""
     position: int = 0
     """The order of enqueueing; a cursor for lists."""
+    version: str = ""
+    group: str = ""
+    session: str = ""
+    unique: str = ""
+    batch: str = ""
+    labels: dict[str, str] = {}
+    status: Json | None = None
+    """What the run said of its own progress last."""
+    cause: str | None = None
+    """Of a failed run: type of the error and where it was raised, for grouping."""
 
 
 class RunQuery(Struct, kw_only=True):
@@ -187,6 +235,11 @@ class RunQuery(Struct, kw_only=True):
     workflow: str | None = None
     queue: str | None = None
     parent: str | None = None
+    group: str | None = None
+    batch: str | None = None
+    cause: str | None = None
+    labels: dict[str, str] = {}
+    """All of them must be there."""
     limit: int = 50
     after: int | None = None
     oldest_first: bool = False
@@ -199,6 +252,187 @@ class Count(Struct):
     workflow: str
     state: State
     runs: int
+
+
+class ScopeKind(StrEnum):
+    """What a limit, a rate or a pause is for."""
+
+    NAMESPACE = "namespace"
+    """Everything in the store."""
+    QUEUE = "queue"
+    WORKFLOW = "workflow"
+    GROUP = "group"
+    """One group, on whatever queue. Its `limit` replaces the one that its starts bring."""
+
+
+class Scope(Struct, frozen=True):
+    """What a limit, a rate or a pause is for; the name is empty for the namespace."""
+
+    kind: ScopeKind
+    name: str = ""
+
+
+class Rate(Struct, frozen=True):
+    """At most `burst + t * count / period` runs begin in any window of length t."""
+
+    count: int
+    period: Millis
+    burst: int
+
+
+class Limits(Struct, frozen=True):
+    """What holds for a scope: how many of its runs may be running at a time, and how many may begin in a time. None
+    is no limit."""
+
+    running: int | None = None
+    rate: Rate | None = None
+
+
+class LimitRecord(Struct, kw_only=True):
+    """What is stored for a scope. Each change is a revision; the numbers count for the whole store."""
+
+    scope: Scope
+    limits: Limits
+    paused: bool
+    revision: int
+    who: str
+    at: Millis
+    running: int = 0
+    """How many runs count against it now."""
+
+
+class Revision(Struct, kw_only=True):
+    """One change of the limits or the pause of a scope."""
+
+    revision: int
+    scope: Scope
+    who: str
+    at: Millis
+    old: Limits
+    new: Limits
+    was_paused: bool
+    paused: bool
+
+
+class Missed(StrEnum):
+    """What a schedule does about slots that passed while nobody could fire them."""
+
+    SKIP = "skip"
+    LAST = "last"
+    ALL = "all"
+    """All, the oldest first, up to `missed_limit` of the latest."""
+
+
+class Overlap(StrEnum):
+    """What a schedule does when the run of an earlier slot has not ended."""
+
+    ALLOW = "allow"
+    SKIP = "skip"
+    QUEUE = "queue"
+    """The run is made, and begins when the earlier one has ended."""
+    CANCEL = "cancel"
+    """The earlier run is cancelled."""
+
+
+class Schedule(Struct, kw_only=True, omit_defaults=True):
+    """A recurring (or one-off) start. Exactly one of `cron`, `every`, `at` is given."""
+
+    name: str
+    cron: str | None = None
+    tz: str = "UTC"
+    every: Millis | None = None
+    """Slots lie at whole multiples of it since the epoch, so that they do not drift."""
+    at: Millis | None = None
+    start: Start
+    """What each slot makes; its id is made of the schedule's name and the slot."""
+    missed: Missed = Missed.LAST
+    missed_limit: int = 100
+    overlap: Overlap = Overlap.ALLOW
+    jitter: Millis = 0
+    """Each slot is put off by a part of this that depends on its name and slot alone."""
+
+
+class ScheduleRecord(Struct, kw_only=True):
+    """A schedule as it is kept. `next_slot` is the slot that comes next; None when there is none any more."""
+
+    schedule: Schedule
+    paused: bool
+    next_slot: Millis | None
+    last_slot: Millis | None = None
+    last_run: str | None = None
+    declared: bool = True
+    """Whether code declared it (then code's changes apply at the next worker start) or it was added at run time."""
+
+
+class Fire(Struct, omit_defaults=True):
+    """A schedule's slot fires: makes its runs and moves the schedule on, if `slot` is still the next one.
+
+    It is decided by whoever sees the slot due, from the schedule alone; the store compares and swaps, and looks whether
+    the run of an earlier slot has ended, where `overlap` depends on that. A fire that comes second does nothing, nor
+    does one for a schedule that is paused or gone. `starts` bear ids made of schedule and slot; without any the
+    schedule merely moves on. Several fires of one schedule in an exchange take effect one after the other.
+    """
+
+    name: str
+    slot: Millis
+    starts: list[Start]
+    next_slot: Millis | None
+    overlap: Overlap = Overlap.ALLOW
+
+
+class Retention(Struct, kw_only=True, frozen=True):
+    """How long runs that ended stay: those older than `age`, and those beyond the newest `count`, are pruned. None is
+    no bound. Of several policies that fit a run the most specific holds (workflow and state, workflow, state, none)."""
+
+    workflow: str | None = None
+    state: State | None = None
+    age: Millis | None = None
+    count: int | None = None
+
+
+class FailureCause(Struct):
+    """Failed runs of one workflow with one cause."""
+
+    workflow: str
+    cause: str
+    runs: int
+    last_at: Millis
+    example: str
+    """The id of the latest one."""
+
+
+class BatchRecord(Struct):
+    """How far a batch has come."""
+
+    id: str
+    total: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    callback: str | None = None
+    """The id of the run that starts when all have ended."""
+
+
+class HeldCount(Struct):
+    """How many queued runs of a queue are kept from running, by reason."""
+
+    reason: str
+    runs: int
+
+
+class QueueReport(Struct, kw_only=True):
+    """A queue at one moment."""
+
+    queue: str
+    ready: int
+    oldest_ready_at: Millis | None
+    running: int
+    scheduled: int
+    waiting: int
+    held: list[HeldCount]
+    paused: bool
+    limits: Limits
+    ended_last_minute: int
 
 
 class WorkerRecord(Struct, kw_only=True):
@@ -215,6 +449,10 @@ class WorkerRecord(Struct, kw_only=True):
     lease_until: Millis
     running: int
     """How many runs it owns now."""
+    versions: dict[str, list[str]] = {}
+    """By workflow: the versions whose pinned runs it serves."""
+    sessions: int = 0
+    """The most sessions that it owns at a time."""
 
 
 def crash_backoff(crashes: int) -> Millis:
@@ -224,6 +462,11 @@ def crash_backoff(crashes: int) -> Millis:
     pulls apart runs that went down together, so that the blame ends up with the one that does it.
     """
     return 0 if crashes < 2 else min(60_000, 500 * 2**crashes)
+
+
+POISONED = f"{Poisoned.__module__}:{Poisoned.__qualname__}"
+OVERDUE = f"{DeadlineExceeded.__module__}:{DeadlineExceeded.__qualname__}"
+"""The causes of runs that the store itself ends as failed."""
 
 
 def poisoned(crashes: int) -> Json:

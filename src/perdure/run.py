@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import json
 
-from perdure.call import Call
+from perdure.call import Call, Stream
 from perdure.clock import millis, moment
 from perdure.codec import Decoder, encode
 from perdure.engine.scope import check_key, scope_here, workflow_scope
@@ -19,7 +20,8 @@ from perdure.errors import ErrorInfo, InvalidInput, NotDurable, RunNotFound
 from perdure.explain import explain
 from perdure.failures import decode_failure
 from perdure.model import Checkpoint, RunRecord, Signal, State
-from perdure.stores.base import PAGE, Store
+from perdure.options import check_labels
+from perdure.stores.base import PAGE, Store, Topic
 
 if TYPE_CHECKING:
     from perdure.client import Client
@@ -142,6 +144,34 @@ class Run(Generic[R]):
 
         return self._store_call(history, "history")
 
+    def watch(self) -> Stream[RunStatus]:
+        """The run's status now, and again whenever its state, its attempt or its progress has changed; the last one is
+        its end. Changes that come quickly may be seen as one.
+
+        Ends and progress are pushed where the store can; what else changes is seen within about a second.
+
+            async for change in run.watch():
+                print(change.state, change.progress)
+        """
+        return Stream(self._changes(), f"watch() of run {self.id}")
+
+    def label(self, **labels: str | None) -> Call[None]:
+        """Sets labels of the run, by which `app.runs(labels=…)` finds it; None removes one.
+
+        await run.label(customer="7", region=None)
+        """
+        given = check_labels({name: value for name, value in labels.items() if value is not None})
+        removed = dict.fromkeys(labels.keys() - given.keys(), "")
+        return self._store_call(lambda store: store.label(self.id, given | removed), "label")
+
+    def delete(self, *, force: bool = False) -> Call[int]:
+        """Removes the run and all that descends from it, with everything that is kept of them; gives their number.
+
+        Raises `RunNotEnded` when one of them has not ended, unless `force`; then a worker that executes one is told
+        within a second, and can bring nothing back.
+        """
+        return self._store_call(lambda store: store.delete(self.id, force=force), "delete")
+
     def why(self) -> Call[str]:
         """Why the run is in the state that it is in, and what would change that: one sentence."""
 
@@ -162,6 +192,17 @@ class Run(Generic[R]):
                 " for again"
             ) from None
         return result(ended, self._decoder)
+
+    async def _changes(self) -> AsyncGenerator[RunStatus]:
+        seen: tuple[object, ...] | None = None
+        async with aclosing(self._client.follow(self._record, Topic.STATUS, Topic.ENDED)) as records:
+            async for record in records:
+                now = (record.state, record.attempt, record.status, record.cancelling)
+                if now != seen:
+                    seen = now
+                    yield RunStatus(record)
+                if record.state.final:
+                    return
 
     async def _record(self, store: Store) -> RunRecord:
         record = await store.load(self.id)
@@ -219,6 +260,21 @@ class RunStatus:
     @property
     def attempt(self) -> int:
         return self.record.attempt
+
+    @property
+    def group(self) -> str:
+        """The key of its group; empty when it has none."""
+        return self.record.group
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self.record.labels
+
+    @property
+    def progress(self) -> Any:
+        """What the run said last with `progress()`, as a plain JSON value: `{"done": 3, "total": 10}`, or whatever it
+        was; None before it said anything."""
+        return None if self.record.status is None else json.decode(self.record.status)
 
     @property
     def created_at(self) -> datetime:

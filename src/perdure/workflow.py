@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import update_wrapper
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
+from perdure.batch import Batch
 from perdure.call import Call
-from perdure.clock import epoch_millis, millis, time_limit
-from perdure.engine.definitions import WorkflowDefinition
+from perdure.engine.definitions import WorkflowDefinition, function_name
 from perdure.engine.execution import ContinueAsNew
 from perdure.engine.scope import Scope, scope_needed, workflow_scope
-from perdure.engine.waits import child_id, result_of, start_child
-from perdure.errors import InvalidInput, NotInWorkflow, id_conflict
-from perdure.model import Millis, Start, Started
+from perdure.engine.waits import child_id, open_batch, result_of, start_child
+from perdure.errors import DefinitionError, InvalidInput, NotInWorkflow, id_conflict
+from perdure.model import OnConflict, Start, Started, Unique
+from perdure.options import StartOptions, check_id, key_of, start_options
 from perdure.run import Run
+from perdure.step import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from perdure.app import App
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_BATCH = 1000
+_MANY = 1000
 """Runs that one call to the store makes, so that a start of very many does not hold up everybody else's writes."""
-
-
-@dataclass(frozen=True)
-class StartOptions:
-    """What holds for one start, where it differs from the workflow."""
-
-    id: str | None = None
-    queue: str | None = None
-    priority: int | None = None
-    delay: Millis | None = None
-    at: Millis | None = None
-    timeout: Millis | None = None
 
 
 class Workflow(Generic[P, R]):
@@ -87,6 +74,19 @@ class Workflow(Generic[P, R]):
         """
         return StartCall(self, StartOptions()).start_many(inputs, ids=ids)
 
+    def start_batch(self, inputs: Iterable[Any], *, callback: Workflow[[str], Any] | None = None) -> Call[Batch[R]]:
+        """Makes a run for each item, as `start_many` does, and a handle on them all: a batch.
+
+        All of the runs are made, or none. `callback` is a workflow that is started, with the batch's id as its
+        argument, when all of them have ended, however they ended; exactly once. `options(id=…)` makes the start of the
+        batch idempotent. Raises `InvalidInput`.
+
+            batch = await parse.start_batch(paths, callback=report)
+            async for run in batch.ended():
+                ...
+        """
+        return StartCall(self, StartOptions()).start_batch(inputs, callback=callback)
+
     def options(
         self,
         *,
@@ -96,6 +96,13 @@ class Workflow(Generic[P, R]):
         delay: timedelta | float | None = None,
         at: datetime | None = None,
         timeout: timedelta | float | None = None,
+        group: str | None = None,
+        session: str | None = None,
+        unique: str | None = None,
+        on_conflict: OnConflict | str = OnConflict.EXISTING,
+        debounce: timedelta | float | None = None,
+        throttle: timedelta | float | None = None,
+        labels: dict[str, str] | None = None,
     ) -> StartCall[P, R]:
         """Options for a start: `fulfil.options(id="order-7").start(order)`.
 
@@ -106,32 +113,50 @@ class Workflow(Generic[P, R]):
         - `delay` (seconds or a timedelta) or `at` (an aware datetime): not before then.
         - `timeout`: seconds or a timedelta, from the time that it may start, in which the run must end; then it is
           cancelled and fails with `DeadlineExceeded`.
+        - `group`: runs of one group and queue go one after the other, in order (or as many at a time as the workflow's
+          `group_limit` or the stored limit says); groups take turns.
+        - `session`: ties the run to the worker that holds something for that session; the first one that takes a run
+          of it owns it.
+        - `unique`: one live run per key of this workflow. A second start gives a handle on the first with `existed`
+          set; with `on_conflict="replace"` a run that has not begun takes the new input. The key is free when the run
+          ends, however it ends.
+        - `debounce` (seconds or a timedelta, with `unique`): each start puts the run that has not begun off to that
+          long from now, with the latest input.
+        - `throttle` (seconds or a timedelta, with `unique`): at most one start in that time; another one gives the
+          first one's handle, even when it has ended.
+        - `labels`: small texts by which runs can be listed.
 
         Raises `InvalidInput` at once.
         """
-        if delay is not None and at is not None:
-            raise InvalidInput("give delay= or at=, not both")
-        if id is not None:
-            _check_id(id)
-        if queue is not None:
-            check_queue(queue)
-        if priority is not None:
-            check_priority(priority)
-        return StartCall(
-            self,
-            StartOptions(
-                id,
-                queue,
-                priority,
-                None if delay is None else millis(delay, "delay"),
-                None if at is None else epoch_millis(at, "at"),
-                time_limit(timeout),
-            ),
+        options = start_options(
+            id=id,
+            queue=queue,
+            priority=priority,
+            delay=delay,
+            at=at,
+            timeout=timeout,
+            group=group,
+            session=session,
+            unique=unique,
+            on_conflict=on_conflict,
+            debounce=debounce,
+            throttle=throttle,
+            labels=labels,
+            has_key=self.definition.unique is not None,
         )
+        return StartCall(self, options)
+
+    def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+        """The start that a call with these arguments would be."""
+        return StartCall(self, StartOptions()).make_start(args, kwargs)
 
     def get(self, run_id: str) -> Run[R]:
         """A handle on a run of this workflow, typed by its result."""
         return self._app.handle(run_id, self)
+
+    def get_batch(self, batch_id: str) -> Batch[R]:
+        """A handle on a batch of runs of this workflow, typed by their results."""
+        return Batch(self._app.client, batch_id, self.get)
 
     def continue_as_new(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
         """Ends this attempt and begins the run anew with other arguments, under the same id, with no history.
@@ -166,23 +191,23 @@ class StartCall(Generic[P, R]):
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Call[Run[R]]:
         """See `Workflow.start`."""
-        start = self._start(args, kwargs)
-        scope = workflow_scope(self._workflow.app.client, f"workflow {self._workflow.name}")
+        start = self.make_start(args, kwargs)
+        scope = self._scope()
         what = f"start of {self._workflow.name}"
         if scope is None:
-            return Call(lambda: self._started([start], one=True), what)
+            return Call(lambda: self._started_one(start), what)
         child = self._child(scope, start)
         return Call(lambda: self._start_child(scope, *child), what, scope.execution)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """See `Workflow.run`."""
-        start = self._start(args, kwargs)
-        scope = workflow_scope(self._workflow.app.client, f"workflow {self._workflow.name}")
+        start = self.make_start(args, kwargs)
+        scope = self._scope()
         what = f"run of {self._workflow.name}"
         if scope is None:
 
             async def run() -> R:
-                return await (await self._started([start], one=True)).result()
+                return await (await self._started_one(start)).result()
 
             return Call(run, what)
         key, child = self._child(scope, start)
@@ -199,25 +224,13 @@ class StartCall(Generic[P, R]):
         """See `Workflow.start_many`."""
         if self._options.id is not None:
             raise InvalidInput("start_many makes many runs, which one id can't name: give it ids=, one for each item")
-        several = len(self._workflow.definition.signature.names) != 1
-        starts: list[Start] = []
-        for number, item in enumerate(cast("Iterable[object]", inputs)):
-            if several and not isinstance(item, tuple):
-                raise InvalidInput(
-                    f"item {number} of start_many must be a tuple of the arguments of workflow {self._workflow.name}"
-                )
-            arguments = cast("tuple[Any, ...]", item if several else (item,))
-            try:
-                starts.append(self._start(arguments, {}))
-            except InvalidInput as error:
-                error.add_note(f"at item {number} of start_many; no run was started")
-                raise
+        starts = self._make_many(inputs, "start_many")
         if ids is not None:
             _give_ids(starts, ids)
         what = f"start_many of {self._workflow.name}"
-        scope = workflow_scope(self._workflow.app.client, f"workflow {self._workflow.name}")
+        scope = self._scope()
         if scope is None:
-            return Call(lambda: self._started_many(starts), what)
+            return Call(lambda: self._started(starts), what)
         children = [self._child(scope, start, named=ids is not None) for start in starts]
 
         async def start_children() -> list[Run[R]]:
@@ -225,9 +238,38 @@ class StartCall(Generic[P, R]):
 
         return Call(start_children, what, scope.execution)
 
+    def start_batch(self, inputs: Iterable[Any], *, callback: Workflow[[str], Any] | None = None) -> Call[Batch[R]]:
+        """See `Workflow.start_batch`."""
+        workflow, options = self._workflow, self._options
+        if options.unique is not None or workflow.definition.unique is not None:
+            raise InvalidInput(f"runs of a batch are its own, so they can't have a unique key: {workflow.name}")
+        if callback is not None and callback.definition.unique is not None:
+            raise InvalidInput(f"a batch calls back once, so its callback can't have a unique key: {callback.name}")
+        starts = self._make_many(inputs, "start_batch")
+        what = f"start_batch of {workflow.name}"
+        scope = self._scope()
+        if scope is None:
+            batch_id = token_hex(12) if options.id is None else options.id
+            return Call(lambda: self._open_batch(batch_id, starts, callback), what)
+        key = scope.key(f"{workflow.name}.batch")
+        batch_id = child_id(scope.execution, key) if options.id is None else options.id
+        parent = scope.execution.claim.id
+
+        async def open_child_batch() -> Batch[R]:
+            opened = await open_batch(
+                scope.execution,
+                key,
+                batch_id,
+                lambda batch: self._open_batch(batch, starts, callback, parent),
+            )
+            return workflow.get_batch(opened)
+
+        return Call(open_child_batch, what, scope.execution)
+
     # ---
 
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+    def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+        """The start that a call with these arguments would be."""
         workflow, options = self._workflow, self._options
         definition = workflow.definition
         return Start(
@@ -240,7 +282,24 @@ class StartCall(Generic[P, R]):
             delay=options.delay,
             timeout=definition.timeout if options.timeout is None else options.timeout,
             max_crashes=definition.max_crashes,
+            version=definition.version,
+            group=key_of(definition.group if options.group is None else options.group, "a group", args, kwargs),
+            group_limit=definition.group_limit,
+            group_keep=definition.group_keep,
+            session=key_of(
+                definition.session if options.session is None else options.session, "a session", args, kwargs
+            ),
+            unique=self._unique(args, kwargs),
+            labels=options.labels or {},
         )
+
+    def _scope(self) -> Scope | None:
+        return workflow_scope(self._workflow.app.client, f"workflow {self._workflow.name}")
+
+    def _unique(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Unique | None:
+        options, definition = self._options, self._workflow.definition
+        key = key_of(definition.unique if options.unique is None else options.unique, "a unique key", args, kwargs)
+        return Unique(key, options.on_conflict, options.period) if key else None
 
     def _child(self, scope: Scope, start: Start, *, named: bool = False) -> tuple[str, Start]:
         key = scope.key(self._workflow.name)
@@ -251,20 +310,75 @@ class StartCall(Generic[P, R]):
 
     async def _start_child(self, scope: Scope, key: str, start: Start) -> Run[R]:
         run_id = await start_child(scope.execution, key, start)
-        return self._workflow.app.handle(run_id, self._workflow, child_key=key)
+        existed = self._options.id is None and not run_id.startswith(f"{start.parent}/{key}.")
+        return self._workflow.app.handle(run_id, self._workflow, existed=existed, child_key=key)
 
-    async def _started(self, starts: Sequence[Start], *, one: bool) -> Run[R]:
-        return (await self._started_many(starts))[0]
+    async def _started_one(self, start: Start) -> Run[R]:
+        return (await self._started([start]))[0]
 
-    async def _started_many(self, starts: Sequence[Start]) -> list[Run[R]]:
+    async def _started(self, starts: Sequence[Start]) -> list[Run[R]]:
         app = self._workflow.app
         store = await app.client.store()
         runs: list[Run[R]] = []
-        for first in range(0, len(starts), _BATCH):
-            for started in await store.enqueue(starts[first : first + _BATCH]):
+        for first in range(0, len(starts), _MANY):
+            for started in await store.enqueue(starts[first : first + _MANY]):
                 _check_same(started, self._workflow.name)
                 runs.append(app.handle(started.id, self._workflow, existed=started.existed))
         return runs
+
+    def _make_many(self, inputs: Iterable[Any], what: str) -> list[Start]:
+        several = len(self._workflow.definition.signature.names) != 1
+        starts: list[Start] = []
+        for number, item in enumerate(cast("Iterable[object]", inputs)):
+            if several and not isinstance(item, tuple):
+                raise InvalidInput(
+                    f"item {number} of {what} must be a tuple of the arguments of workflow {self._workflow.name}"
+                )
+            arguments = cast("tuple[Any, ...]", item if several else (item,))
+            try:
+                starts.append(self.make_start(arguments, {}))
+            except InvalidInput as error:
+                error.add_note(f"at item {number} of {what}; no run was started")
+                raise
+        return starts
+
+    async def _open_batch(
+        self, batch_id: str, starts: list[Start], callback: Workflow[[str], Any] | None, parent: str | None = None
+    ) -> Batch[R]:
+        for number, start in enumerate(starts):
+            start.id, start.batch, start.parent = f"{batch_id}/{number}", batch_id, parent
+        then = None
+        if callback is not None:
+            then = callback.make_start((batch_id,), {})
+            then.id = f"{batch_id}/callback"
+        store = await self._workflow.app.client.store()
+        made = await store.open_batch(batch_id, starts, then)
+        for started in made:
+            _check_same(started, self._workflow.name)
+        existed = bool(made) and all(started.existed for started in made)
+        return Batch(self._workflow.app.client, batch_id, self._workflow.get, existed=existed)
+
+
+class WorkflowDecorator:
+    """What `@app.workflow(…)` with arguments gives."""
+
+    def __init__(self, app: App, *, name: str | None, **kept: Any) -> None:
+        self._app = app
+        self._name = name
+        self._kept = kept
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Workflow[P, R]: ...
+    def __call__(self, fn: Callable[P, Any], /) -> Workflow[P, Any]:
+        if isinstance(fn, Workflow | Step) or not callable(fn):
+            raise DefinitionError(f"@app.workflow goes on a function, not on {fn!r}")
+        name = function_name(fn, self._name, "workflow")
+        definition = WorkflowDefinition(name, fn, **self._kept)
+        workflow: Workflow[P, Any] = Workflow(self._app, fn, definition)
+        self._app.add(workflow)
+        return workflow
 
 
 def _check_same(started: Started, name: str) -> None:
@@ -277,27 +391,4 @@ def _give_ids(starts: Sequence[Start], ids: Iterable[str]) -> None:
     if len(given) != len(starts):
         raise InvalidInput(f"start_many has {len(given)} ids for {len(starts)} items; give one for each")
     for start, run_id in zip(starts, given, strict=True):
-        _check_id(run_id)
-        start.id = run_id
-
-
-def _check_id(run_id: str) -> None:
-    if not isinstance(run_id, str) or not 0 < len(run_id) <= 200 or not run_id.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidInput(f"an id is a string of 1 to 200 printable characters, not {run_id!r}")
-
-
-def check_queue(queue: str) -> str:
-    """The name of a queue, or `InvalidInput`."""
-    if not isinstance(queue, str) or not 0 < len(queue) <= 200 or not queue.isprintable() or "," in queue:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidInput(f"a queue's name is a string of 1 to 200 printable characters without commas, not {queue!r}")
-    return queue
-
-
-def check_priority(priority: int) -> int:
-    """A priority, or `InvalidInput`."""
-    if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**31) <= priority < 2**31:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidInput(f"a priority is a whole number of 32 bits (lower runs first), not {priority!r}")
-    return priority
-
-
-__all__ = ["StartCall", "StartOptions", "Workflow", "check_priority", "check_queue"]
+        start.id = check_id(run_id)

@@ -25,7 +25,7 @@ PATIENCE = 30.0
 SHOP = '''
 import asyncio, os, time
 from pathlib import Path
-from perdure import App, Retry, current_run, sleep, step, wait_signal
+from perdure import App, Retry, current_run, progress, sleep, step, wait_signal
 
 app = App("sqlite:///shop.db")
 
@@ -56,6 +56,13 @@ async def fulfil(order: str) -> str:
 @app.workflow(queue="bulk")
 async def refuse(reason: str) -> None:
     raise ValueError(reason)
+
+@app.workflow
+async def measure(grams: int) -> None:
+    if grams:
+        progress(grams, 10, "weighing")
+    else:
+        progress({"phase": "empty"})
 
 @app.workflow
 async def hold(name: str) -> int:

@@ -51,7 +51,7 @@ def test_doctor_shows_findings(perdure: Run, app: App) -> None:
     start(app, "ship", "7", id="one")
     result = perdure("doctor", "--app", "shop")
     assert result.exit_code == 0
-    assert "7 workflows are well defined" in result.output
+    assert "8 workflows are well defined" in result.output
     assert "warning  1 runs of ship are ready on queue default, and no live worker takes them" in result.output
 
 

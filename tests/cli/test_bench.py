@@ -16,10 +16,12 @@ from perdure.cli import cli
 from perdure.model import State
 
 SIZES = {
-    "drain": "--runs 20 --concurrency 5 --steps 2 --children 2 --payload-bytes 9 --repeat 1",
+    "drain": "--runs 20 --concurrency 5 --steps 2 --children 2 --payload-bytes 9 --groups 3 --group-limit 2 --repeat 1",
     "latency": "--runs 5 --payload-bytes 9",
     "enqueue": "--runs 50 --single 5 --payload-bytes 9 --repeat 2",
-    "claim": "--claimed 100 --delayed 30 --finished 150 --other-queue 20 --runs 20 --batch 10",
+    "claim": "--claimed 100 --delayed 30 --finished 150 --other-queue 20 --held 30 --paused 20 --unknown 20"
+    " --other-session 60 --runs 20 --batch 10",
+    "fairness": "--large 60 --small 3 --each 2 --workers 2 --concurrency 4",
     "waiting": "--runs 30 --wakes 3",
     "lag": "--runs 100 --seconds 0.1",
 }
@@ -29,6 +31,7 @@ FIGURES = {
     "latency": ["p50_ms", "p95_ms", "p99_ms"],
     "enqueue": ["per_second", "single_per_second"],
     "claim": ["claim_ms", "claim_ms_empty", "ratio"],
+    "fairness": ["total_s", "last_small_s", "share"],
     "waiting": ["bytes_per_run", "wake_lag_ms", "wake_lag_p99_ms", "signal_lag_ms", "signal_lag_p99_ms"],
     "lag": ["lag_p50_ms", "lag_p99_ms", "lag_max_ms", "threads"],
 }

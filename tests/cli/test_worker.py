@@ -19,7 +19,7 @@ def test_it_says_what_it_serves_and_runs_it(app: App, shop: Path) -> None:
     with Perdure(shop, "worker", "shop:app") as worker:
         worker.says("Ctrl-C stops: runs have 30 s to end")
         assert worker.lines[0] == (
-            "Serving 7 workflows (block, fulfil, hang, hold, refuse, …) on queues bulk, default of sqlite:///shop.db,"
+            "Serving 8 workflows (block, fulfil, hang, hold, measure, …) on queues bulk, default of sqlite:///shop.db,"
             " 50 at once."
         )
         start(app, "sell", "apple", 2, id="one")

@@ -7,7 +7,23 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.model import Checkpoint, Json, Kind, Millis, Outcome, RunQuery, RunRecord, Signal, Start, Wait, WaitFor
+from perdure.model import (
+    Checkpoint,
+    Fire,
+    Json,
+    Kind,
+    Millis,
+    Outcome,
+    RunQuery,
+    RunRecord,
+    Scope,
+    ScopeKind,
+    Signal,
+    Start,
+    Unique,
+    Wait,
+    WaitFor,
+)
 from perdure.stores.base import (
     CLAIM_LIMIT,
     Claim,
@@ -19,6 +35,7 @@ from perdure.stores.base import (
     Settle,
     Store,
     To,
+    Told,
     Watch,
 )
 
@@ -28,6 +45,7 @@ SHIP = "ship"
 BILL = "bill"
 DEFAULT = "default"
 URGENT = "urgent"
+EVERYTHING = Scope(ScopeKind.NAMESPACE)
 
 _ids = itertools.count(1)
 
@@ -58,6 +76,13 @@ def start(
     timeout: Millis | None = None,
     max_crashes: int = 5,
     parent: str | None = None,
+    version: str = "",
+    group: str = "",
+    group_limit: int = 1,
+    group_keep: bool = True,
+    session: str = "",
+    unique: Unique | None = None,
+    labels: dict[str, str] | None = None,
 ) -> Start:
     """A run to be made; whatever a test does not care about has a plain default."""
     return Start(
@@ -71,7 +96,26 @@ def start(
         timeout=timeout,
         max_crashes=max_crashes,
         parent=parent,
+        version=version,
+        group=group,
+        group_limit=group_limit,
+        group_keep=group_keep,
+        session=session,
+        unique=unique,
+        labels=labels or {},
     )
+
+
+def of_queue(name: str = DEFAULT) -> Scope:
+    return Scope(ScopeKind.QUEUE, name)
+
+
+def of_workflow(name: str = SHIP) -> Scope:
+    return Scope(ScopeKind.WORKFLOW, name)
+
+
+def of_group(name: str) -> Scope:
+    return Scope(ScopeKind.GROUP, name)
 
 
 def message(run_id: str, name: str = "approve", body: Json = "true", *, id: str | None = None) -> Signal:
@@ -150,6 +194,8 @@ class Worker:
         saves: Sequence[Save] = (),
         settles: Sequence[Settle] = (),
         watches: Sequence[Watch] = (),
+        told: Sequence[Told] = (),
+        fires: Sequence[Fire] = (),
     ) -> Exchanged:
         self.serial += 1
         self.last = Exchange(
@@ -159,6 +205,8 @@ class Worker:
             settles=list(settles),
             slots=slots,
             watches=list(watches),
+            told=list(told),
+            fires=list(fires),
         )
         return await self.store.exchange(self.last)
 
@@ -182,8 +230,11 @@ class Worker:
         *,
         delay: Millis = 0,
         waits: Sequence[Wait] = (),
+        cause: str | None = None,
     ) -> Exchanged:
-        return await self.exchange(settles=[settle(claim, to, body, delay=delay, waits=waits)])
+        ended = settle(claim, to, body, delay=delay, waits=waits)
+        ended.cause = cause
+        return await self.exchange(settles=[ended])
 
     async def save(
         self, claim: Claim, *kept: Checkpoint, consumes: int | None = None, starts: Start | None = None
@@ -203,6 +254,9 @@ async def worker(
     workflows: Sequence[str] = (SHIP, BILL),
     concurrency: int = 10,
     lease: Millis = LEASE,
+    versions: dict[str, list[str]] | None = None,
+    sessions: int = 0,
+    session_idle: Millis = 60_000,
 ) -> Worker:
     """Registers an incarnation; by default it serves every lane that the suite uses."""
     name = name or f"worker-{next(_ids)}"
@@ -214,6 +268,9 @@ async def worker(
         workflows=list(workflows),
         concurrency=concurrency,
         lease=lease,
+        versions=versions or {},
+        sessions=sessions,
+        session_idle=session_idle,
     )
     return Worker(store, await store.register(registration), name, lease)
 

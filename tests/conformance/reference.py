@@ -6,12 +6,14 @@ an order across queues), the model checks that the choice is allowed, and takes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from conformance import uniques
 from conformance.kit import ManualClock
+from conformance.turns import Turns
 from perdure.model import (
     DEADLINE_PASSED,
     PARENT_DEADLINE_PASSED,
@@ -53,7 +55,8 @@ class Run:
     """What is known of one run. `shown` is what clients see of it."""
 
     shown: RunRecord
-    max_crashes: int
+    start: Start
+    slot: int | None
     first_input: Json
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict[str, Checkpoint])
     """In order of acceptance."""
@@ -85,6 +88,8 @@ class Incarnation:
     name: str
     lanes: set[tuple[str, str]]
     lease_until: Millis
+    sessions: int
+    session_idle: Millis
 
 
 class Reference:
@@ -92,11 +97,15 @@ class Reference:
         self.clock = clock
         self.runs: dict[str, Run] = {}
         self.workers: dict[int, Incarnation] = {}
+        self.names: dict[int, str] = {}
+        self.turns = Turns(self.runs)
         self.positions = 0
 
     # --- clients
 
     def enqueue(self, starts: Iterable[Start]) -> list[Started]:
+        starts = list(starts)
+        self.turns.ask(starts)
         return [self._start(each) for each in starts]
 
     def _start(self, wanted: Start) -> Started:
@@ -105,9 +114,16 @@ class Reference:
             same = (there.shown.workflow, there.first_input) == (wanted.workflow, wanted.input)
             return Started(wanted.id, True, same)
         now = self.clock.now()
-        due = wanted.at if wanted.at is not None else now + (wanted.delay or 0)
+        due = uniques.due(wanted, now)
+        holder = uniques.holder(self.runs.values(), wanted, now)
+        if holder is not None:
+            if uniques.replaces(wanted, holder):
+                holder.shown.input = wanted.input
+                holder.shown.deadline = None if wanted.timeout is None else max(due, now) + wanted.timeout
+                self._go(holder, State.SCHEDULED if due > now else State.QUEUED, due if due > now else None)
+            return Started(holder.id, True, True)
         self.positions += 1
-        self.runs[wanted.id] = Run(
+        run = self.runs[wanted.id] = Run(
             RunRecord(
                 id=wanted.id,
                 workflow=wanted.workflow,
@@ -122,10 +138,15 @@ class Reference:
                 deadline=None if wanted.timeout is None else max(due, now) + wanted.timeout,
                 parent=wanted.parent,
                 position=self.positions,
+                group=wanted.group,
+                session=wanted.session,
+                unique=wanted.unique.key if wanted.unique else "",
             ),
-            max_crashes=wanted.max_crashes,
+            start=wanted,
+            slot=0 if wanted.group else None,
             first_input=wanted.input,
         )
+        self.turns.moved(run)
         return Started(wanted.id, False, True)
 
     def signal(self, sent: Signal) -> None:
@@ -174,7 +195,10 @@ class Reference:
     def register(self, number: int, worker: Registration) -> None:
         assert number not in self.workers
         lanes = {(queue, workflow) for queue in worker.queues for workflow in worker.workflows}
-        self.workers[number] = Incarnation(worker.name, lanes, self.clock.now() + worker.lease)
+        self.workers[number] = Incarnation(
+            worker.name, lanes, self.clock.now() + worker.lease, worker.sessions, worker.session_idle
+        )
+        self.names[number] = worker.name
 
     def owned(self, worker: int) -> list[Run]:
         return [run for run in self.runs.values() if run.owner == worker]
@@ -193,30 +217,34 @@ class Reference:
             blamed = [run for run in runs if run.shown.crashes == most]
             for run in runs:
                 self._crash(run, len(blamed) if run in blamed else 0, chosen[run.id])
+            self.turns.leave(number)
         return taken
 
     def _crash(self, run: Run, blamed: int, chosen: RunRecord) -> None:
         """`blamed` is how many runs share the blame with this one; 0 when it has none."""
         run.owner = run.token = run.shown.worker = None
         run.shown.crashes += blamed > 0
-        if blamed and run.shown.crashes >= run.max_crashes * (1 if blamed == 1 else 4):
+        if blamed and run.shown.crashes >= run.start.max_crashes * (1 if blamed == 1 else 4):
             assert 0 <= chosen.attempt - run.shown.attempt <= 1
             run.shown.attempt = chosen.attempt
             self._end(run, State.FAILED, poisoned(run.shown.crashes))
             return
         run.cut_off = True
         run.shown.attempt += 1
-        self._queue(run)
         if blamed and chosen.wake_at is not None:
             now = self.clock.now()
             assert now <= chosen.wake_at <= now + crash_backoff(run.shown.crashes)
-            run.shown.state, run.shown.wake_at, run.shown.body = State.SCHEDULED, chosen.wake_at, chosen.body
+            run.shown.body = chosen.body
+            self._go(run, State.SCHEDULED, chosen.wake_at)
+        else:
+            self._queue(run)
 
     def retire(self, worker: int) -> None:
         del self.workers[worker]
         for run in self.owned(worker):
             self._release(run)
             self._queue(run)
+        self.turns.leave(worker)
 
     def exchange(self, said: Exchange, reply: Exchanged) -> None:
         """Does what was said, and checks the reply against it."""
@@ -224,14 +252,17 @@ class Reference:
         if said.worker not in self.workers:
             assert reply.gone and not (reply.claims or reply.seen or reply.cancelled)
             return
+        idle = self.turns.any_idle(reply.now)
         repeated = {settle.token for settle in said.settles if self._settled(settle.token)}
         refused, existed = self._save(said.saves)
         assert reply.existed == existed
         refused |= self._settle(said.settles)
         refused |= {watch.token for watch in said.watches if not self._owner(watch.token)}
-        self._tick()
-        assert len(reply.claims) == min(said.slots, CLAIM_LIMIT, len(self.ready(said.worker)))
+        self._tick(idle)
         self._claim(said, reply.claims)
+        # It gets as many as there are slots, or all that nothing keeps from it.
+        assert len(reply.claims) <= min(said.slots, CLAIM_LIMIT)
+        assert len(reply.claims) == min(said.slots, CLAIM_LIMIT) or not self.ready(said.worker)
         assert not reply.gone
         assert refused <= set(reply.refused) <= refused | repeated
         owned = {run.token: run for run in self.owned(said.worker)}
@@ -244,7 +275,7 @@ class Reference:
             seen = [each for each in reply.seen if (each.token, each.key) == (watch.token, watch.wait.key)]
             true = watch.token not in refused and self._true(owned[watch.token], watch.wait)
             assert len(seen) == true
-        assert reply.next_at == self.next_at()
+        assert reply.next_at == self.next_at(said.worker)
         assert reply.more == bool(self.ready(said.worker))
 
     def repeat(self, said: Exchange, reply: Exchanged, first: Exchanged) -> list[Claim]:
@@ -262,7 +293,7 @@ class Reference:
             same = again.pop(claim.token)
             assert (same.id, same.input, same.attempt) == (claim.id, claim.input, claim.attempt)
             assert (same.cut_off, same.checkpoints) == (claim.cut_off, claim.checkpoints)
-        self._tick()
+        self._tick(self.turns.any_idle(reply.now))
         assert len(reply.claims) <= max(said.slots, len(first.claims))
         self._claim(said, list(again.values()))
         return list(again.values())
@@ -278,14 +309,13 @@ class Reference:
         return any(token in run.settled[:-1] for run in self.runs.values())
 
     def _save(self, saves: list[Save]) -> tuple[set[int], list[Existed]]:
-        refused: set[int] = set()
+        owned = [save for save in saves if self._owner(save.token) is not None]
+        answers = iter(self.enqueue(save.starts for save in owned if save.starts is not None))
         existed: list[Existed] = []
-        for save in saves:
+        for save in owned:
             run = self._owner(save.token)
-            if run is None:
-                refused.add(save.token)
-                continue
-            answer = None if save.starts is None else self._start(save.starts)
+            assert run is not None
+            answer = None if save.starts is None else next(answers)
             if answer is not None and answer.existed:
                 existed.append(Existed(save.token, save.checkpoint.key, answer.id, answer.same))
             if answer is not None and not answer.same:
@@ -298,12 +328,14 @@ class Reference:
                 for arrived in [each for each in run.signals if each.position == save.consumes]:
                     run.signals.remove(arrived)
                     run.taken[arrived.position] = arrived, save.checkpoint.key
-        return refused, existed
+        return {save.token for save in saves} - {save.token for save in owned}, existed
 
     def _settle(self, settles: list[Settle]) -> set[int]:
         refused: set[int] = set()
         parked: list[Run] = []
-        for settle in settles:
+        owners = {settle.token: self._owner(settle.token) for settle in settles}
+        # In the order of the runs, so that it is known who of a group gets a slot first.
+        for settle in sorted(settles, key=lambda each: run.rank[1] if (run := owners[each.token]) else 0):
             run = self._owner(settle.token)
             if run is not None:
                 self._release(run)
@@ -316,6 +348,8 @@ class Reference:
         for run in parked:
             if any(self._true(run, wait) for wait in run.shown.waits):
                 self._queue(run)
+        if any(run.start.session for run in parked):
+            self.turns.rest(self.clock.now())
         return refused
 
     def _move(self, run: Run, settle: Settle) -> None:
@@ -327,9 +361,11 @@ class Reference:
         elif settle.to == To.RETRY:
             run.shown.attempt += 1
             self._clear_errors(run)
-            self._queue(run)
             if settle.delay:
-                run.shown.state, run.shown.wake_at, run.shown.body = State.SCHEDULED, now + settle.delay, settle.body
+                run.shown.body = settle.body
+                self._go(run, State.SCHEDULED, now + settle.delay)
+            else:
+                self._queue(run)
         elif settle.to == To.CONTINUE:
             assert settle.body is not None
             run.checkpoints.clear()
@@ -339,8 +375,8 @@ class Reference:
             run.shown.input, run.shown.attempt, run.shown.crashes = settle.body, 1, 0
             self._queue(run)
         else:
-            run.shown.state, run.shown.waits = State.WAITING, settle.waits
-            run.shown.wake_at = min((wait.at for wait in settle.waits if wait.at is not None), default=None)
+            times = [wait.at for wait in settle.waits if wait.at is not None]
+            self._go(run, State.WAITING, min(times, default=None), settle.waits)
             run.parked_for = [wait.target for wait in settle.waits if wait.what == WaitFor.RUN]
 
     def _true(self, run: Run, wait: Wait) -> bool:
@@ -350,7 +386,8 @@ class Reference:
             return any(arrived.name == wait.target for arrived in run.signals)
         return wait.what == WaitFor.RUN and self.runs[wait.target].shown.state.final
 
-    def _tick(self) -> None:
+    def _tick(self, idle: bool) -> None:
+        """`idle`: whether there were sessions to be given up when the exchange began."""
         now = self.clock.now()
         for run in self.runs.values():
             if run.shown.wake_at is not None and run.shown.wake_at <= now:
@@ -365,30 +402,49 @@ class Reference:
         for run in late:
             for each in self._family(run.id):
                 self._stop(each, PARENT_DEADLINE_PASSED)
+        if idle:
+            self.turns.rest(now)
+            self.turns.let_go(now)
 
-    def next_at(self) -> Millis | None:
+    def next_at(self, worker: int) -> Millis | None:
         live = [run.shown for run in self.runs.values() if not run.shown.state.final]
         times = [run.wake_at for run in live] + [run.deadline for run in live if not run.cancelling]
+        sessions = self.workers[worker].sessions
+        if self._wanted(worker) and self.turns.rooms(worker, sessions) <= 0:
+            times += self.turns.keeps_until(worker)
         return min((time for time in times if time is not None), default=None)
+
+    def _wanted(self, worker: int) -> bool:
+        """Whether a session that nobody owns has a run for the worker, which takes sessions."""
+        mine = [run for run in self._queued(worker) if run.slot != 2 and not self.turns.paused(run)]
+        owners = [session.owner for run in mine if (session := self.turns.session(run)) is not None]
+        return self.workers[worker].sessions > 0 and None in owners
+
+    def _queued(self, worker: int) -> list[Run]:
+        lanes = self.workers[worker].lanes
+        queued = [run for run in self.runs.values() if run.shown.state == State.QUEUED]
+        return [run for run in queued if (run.shown.queue, run.shown.workflow) in lanes]
 
     def ready(self, worker: int) -> list[Run]:
         """What the worker may claim, in order."""
-        lanes = self.workers[worker].lanes
-        queued = [run for run in self.runs.values() if run.shown.state == State.QUEUED]
-        mine = [run for run in queued if (run.shown.queue, run.shown.workflow) in lanes]
-        return sorted(mine, key=lambda run: run.rank)
+        may = [run for run in self._queued(worker) if self.turns.claimable(run, worker, self.workers[worker].sessions)]
+        return sorted(may, key=lambda run: run.rank)
 
     def _claim(self, said: Exchange, claims: list[Claim]) -> None:
         assert len({claim.token for claim in claims}) == len(claims)
         for claim in claims:
-            run = next(run for run in self.ready(said.worker) if run.shown.queue == claim.queue)
-            assert claim.id == run.id, f"{claim.id} was claimed before {run.id}"
+            run = self.runs[claim.id]
+            ready = self.ready(said.worker)
+            assert run in ready, f"{claim.id} was claimed, which something keeps from it"
+            before = [each.id for each in ready if _before(each, run)]
+            assert not before, f"{claim.id} was claimed before {before}"
             assert claim.token >> 8 == (said.worker << 32) + said.serial
             self._check(claim, run)
             run.owner, run.token = said.worker, claim.token
             run.shown.state, run.shown.worker = State.RUNNING, self.workers[said.worker].name
             run.shown.started_at = run.shown.started_at or self.clock.now()
             run.cut_off, run.parked_for = False, None
+            self.turns.own(run, said.worker, self.workers[said.worker].session_idle)
 
     def _check(self, claim: Claim, run: Run) -> None:
         shown = run.shown
@@ -415,6 +471,9 @@ class Reference:
             if theirs.state == State.CANCELLED and ours.body is None:
                 ours.body = theirs.body
             assert _comparable(theirs) == _comparable(ours)
+            reason = self.turns.reason(self.runs[theirs.id], self.names)
+            assert (theirs.held is None) == (reason is None), (theirs.held, reason)
+            assert (theirs.held or "").startswith(reason or ""), (theirs.held, reason)
 
     def check_history(self, run: Run, history: list[Checkpoint]) -> None:
         assert [(kept.key, kept.outcome, kept.body) for kept in history] == [
@@ -436,22 +495,37 @@ class Reference:
         run.cut_off = False
 
     def _queue(self, run: Run) -> None:
-        run.shown.state, run.shown.wake_at, run.shown.waits = State.QUEUED, None, []
+        self._go(run, State.QUEUED)
+
+    def _go(self, run: Run, state: State, wake_at: Millis | None = None, waits: Sequence[Wait] = ()) -> None:
+        run.shown.state, run.shown.wake_at, run.shown.waits = state, wake_at, list(waits)
+        self.turns.moved(run)
 
     def _end(self, run: Run, state: State, body: str | None) -> None:
-        self._queue(run)
-        run.shown.state, run.shown.body, run.shown.finished_at = state, body, self.clock.now()
+        run.shown.body, run.shown.finished_at = body, self.clock.now()
         run.shown.cancelling = run.parked_for = None
-        for other in self.runs.values():
+        self._go(run, state)
+        for other in list(self.runs.values()):
             if any(wait.what == WaitFor.RUN and wait.target == run.id for wait in other.shown.waits):
                 self._queue(other)
 
 
+def _before(one: Run, other: Run) -> bool:
+    """Whether one must be claimed before the other, both being ready. Groups take turns as they will."""
+    if one.shown.queue != other.shown.queue:
+        return False
+    if one.shown.priority != other.shown.priority:
+        return one.shown.priority < other.shown.priority
+    return one.start.group == other.start.group == "" and one.shown.position < other.shown.position
+
+
 def _comparable(run: RunRecord) -> RunRecord:
-    """The run without what the contract leaves to the store: positions, texts of reasons, bodies of live runs."""
+    """The run without what the contract leaves to the store: positions, texts of reasons and causes, bodies of live
+    runs."""
     return replace(
         run,
         position=0,
+        cause=None,
         held=None,
         cancelling=None if run.state.final else run.cancelling,
         waits=sorted(run.waits, key=lambda wait: wait.key),

@@ -21,10 +21,12 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
+from conformance import uniques
 from conformance.conftest import STORES
 from conformance.kit import (
     BILL,
     DEFAULT,
+    EVERYTHING,
     SHIP,
     URGENT,
     ManualClock,
@@ -33,10 +35,13 @@ from conformance.kit import (
     for_run,
     for_signal,
     for_timer,
+    of_group,
+    of_queue,
+    of_workflow,
 )
 from conformance.reference import Reference, Run
-from perdure.errors import RunEnded, RunNotEnded
-from perdure.model import Json, Kind, Outcome, RunRecord, Signal, Start, State, Wait
+from perdure.errors import KeyTaken, RunEnded, RunNotEnded
+from perdure.model import Json, Kind, Limits, OnConflict, Outcome, RunRecord, Signal, Start, State, Unique, Wait
 from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Save, Settle, To, Watch
 
 T = TypeVar("T")
@@ -45,12 +50,15 @@ SEED = st.integers(0, 2**20)
 LANES = [([DEFAULT, URGENT], [SHIP, BILL]), ([DEFAULT], [SHIP, BILL]), ([DEFAULT, URGENT], [SHIP])]
 LEASES = [3_000, 60_000, 600_000]
 NAMES = ["approve", "reject"]
+SCOPES = [EVERYTHING, of_queue(), of_workflow(), of_group("g"), of_group("h")]
 DELAYS = [0, 1, 500, 3_000, 60_000]
 OFTEN = {
     "enqueue": 3,
     "signal": 3,
     "cancel": 1,
     "retry": 1,
+    "set_limits": 1,
+    "pause": 1,
     "start_worker": 1,
     "claim": 3,
     "work": 7,
@@ -114,6 +122,8 @@ class StoreMachine(RuleBasedStateMachine):
         return rng.choice(self.workers)
 
     def some_start(self, rng: Random, parent: str | None = None) -> Start:
+        # What is replaced moves in its group, at a time that the store is free to choose: so no key goes with a group.
+        keyed = parent is None and rng.random() < 0.2
         return Start(
             id=rng.choice([f"r{len(self.reference.runs)}"] * 4 + list(self.reference.runs)[-2:]),
             workflow=rng.choice([SHIP, BILL]),
@@ -124,6 +134,11 @@ class StoreMachine(RuleBasedStateMachine):
             timeout=rng.choice([None, None, None, 3_000, 30_000]),
             max_crashes=rng.choice([1, 3, 5, 5]),
             parent=parent,
+            unique=Unique(rng.choice("uv"), rng.choice(list(OnConflict)), rng.choice([500, 5_000])) if keyed else None,
+            group="" if keyed else rng.choice(["", "", "g", "h"]),
+            group_limit=rng.choice([1, 1, 2]),
+            group_keep=rng.random() < 0.5,
+            session="" if keyed else rng.choice(["", "", "", "s", "t"]),
         )
 
     def some_waits(self, rng: Random) -> list[Wait]:
@@ -186,7 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
         said = self.next_exchange(self.observer, 0)
         self.reference.exchange(said, self.run(self.store.exchange(said)))
 
-    def register(self, lanes: tuple[list[str], list[str]], lease: int) -> Incarnation:
+    def register(self, lanes: tuple[list[str], list[str]], lease: int, sessions: int = 2) -> Incarnation:
         self.names += 1
         registration = Registration(
             name=f"worker-{self.names}",
@@ -196,6 +211,8 @@ class StoreMachine(RuleBasedStateMachine):
             workflows=lanes[1],
             concurrency=4,
             lease=lease,
+            sessions=sessions,
+            session_idle=3_000,
         )
         number = self.run(self.store.register(registration))
         self.reference.register(number, registration)
@@ -243,15 +260,30 @@ class StoreMachine(RuleBasedStateMachine):
         if not run.shown.state.final:
             with pytest.raises(RunNotEnded):
                 self.run(self.store.retry(run.id, from_key=key))
-        elif run.shown.state != State.SUCCEEDED or key is not None:
+        elif run.shown.state == State.SUCCEEDED and key is None:
+            pass
+        elif uniques.taken(self.reference.runs.values(), run):
+            with pytest.raises(KeyTaken):
+                self.run(self.store.retry(run.id, from_key=key))
+        else:
             self.run(self.store.retry(run.id, from_key=key))
             self.reference.retry(run.id, key)
+
+    def set_limits(self, rng: Random) -> None:
+        scope, limits = rng.choice(SCOPES), Limits(rng.choice([None, 1, 2, 4]))
+        held = self.run(self.store.set_limits(scope, limits, "ada"))
+        self.reference.turns.set(scope, limits, held.paused)
+
+    def pause(self, rng: Random) -> None:
+        scope, paused = rng.choice(SCOPES), rng.random() < 0.3
+        held = self.run(self.store.pause(scope, "ada", paused=paused))
+        self.reference.turns.set(scope, held.limits, paused)
 
     # --- workers
 
     def start_worker(self, rng: Random) -> None:
         if len(self.workers) < 3:
-            self.workers.append(self.register(rng.choice(LANES), rng.choice(LEASES)))
+            self.workers.append(self.register(rng.choice(LANES), rng.choice(LEASES), rng.randint(0, 2)))
 
     def claim(self, rng: Random) -> None:
         worker = self.some_worker(rng)
@@ -351,6 +383,17 @@ class StoreMachine(RuleBasedStateMachine):
                 names = {arrived.name for arrived in signals}
                 assert waits, f"{run.id} waits for nothing"
                 assert not any(wait.target in names for wait in waits), f"{run.id} waits for what is there"
+
+    @invariant()
+    def what_is_used_is_what_runs_use(self) -> None:
+        """No slot and no share of a limit is lost, or given twice."""
+        for record in self.run(self.store.limits()):
+            assert record.running == self.reference.turns.used(record.scope)
+        for key in self.reference.turns.asked:
+            begun = [run for run in self.reference.turns.holders(key) if run.shown.state == State.QUEUED]
+            line = self.reference.turns.members(key, 2)
+            unbegun = [run.rank for run in begun if run.shown.started_at is None]
+            assert not unbegun or not line or max(unbegun) < min(run.rank for run in line)
 
     def check_owners(self) -> None:
         """Each running run has one owner, and nothing else has any."""

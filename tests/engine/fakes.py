@@ -65,7 +65,7 @@ def reply(
     gone: bool = False,
     now: Millis = 0,
 ) -> Exchanged:
-    return Exchanged(now, list(claims), list(refused), list(cancelled), list(seen), next_at, more, gone)
+    return Exchanged(now, list(claims), list(refused), list(cancelled), list(seen), next_at, more, gone=gone)
 
 
 class FakeClock:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextvars import Context
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -285,3 +285,35 @@ def test_a_web_application_starts_shows_and_approves_an_order(example: Callable[
         sandbox.settle().wait()
         assert shop.app.run("order-7").status().wait().state is State.SUCCEEDED
         assert ask("POST", "/orders/7/approve")[0] == "409 Conflict"
+
+
+async def test_messages_to_a_customer_keep_their_order_and_the_rate(example: Callable[[str], Any]) -> None:
+    customers = example("customers")
+    sent: list[str] = []
+    customers.print = sent.append
+    async with testing.run(customers.app) as sandbox:
+        await customers.notify.start_many([(who, str(n)) for n in range(10) for who in ("ada", "bob")])
+        await sandbox.settle()
+        assert len(sent) == 10  # the burst
+        await sandbox.advance(minutes=1)
+        assert len(sent) == 20
+        for who in ("ada", "bob"):
+            assert [text for text in sent if text.startswith(f"to {who}")] == [f"to {who}: {n}" for n in range(10)]
+        for items in (1, 2, 3):
+            await customers.basket_changed("ada", items)
+            await sandbox.advance(minutes=30)
+        await sandbox.advance(minutes=31)
+        assert sent[20:] == ["to ada: 3 things are in your basket"]
+
+
+async def test_a_report_is_made_every_night(example: Callable[[str], Any]) -> None:
+    nightly = example("nightly")
+    async with testing.run(nightly.app, start=datetime(2030, 3, 29, 12, tzinfo=UTC)) as sandbox:
+        await sandbox.advance(days=4)
+        runs = await nightly.app.runs(workflow="nightly", state="succeeded")
+        # Clocks go forward on the 31st: half past two does not exist then.
+        assert [run.id for run in reversed(runs)] == [
+            f"nightly@2030-{night}Z"
+            for night in ("03-30T01:30:00", "03-31T01:00:00", "04-01T00:30:00", "04-02T00:30:00")
+        ]
+        assert {(run.progress["done"], run.progress["note"]) for run in runs} == {(3, "1700 in all")}

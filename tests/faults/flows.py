@@ -221,6 +221,14 @@ class Flows:
             await sleep_until(until)
             return "slept"
 
+        @app.workflow(queue="limited", group=lambda n, group: group or f"alone-{n}", group_limit=2)
+        async def visiting(n: int, group: str) -> None:
+            """Says when it is inside; a visit is short, and its code has nothing behind it when it is tried again."""
+            log("in", n, group or "-")
+            await asyncio.sleep(_SLICE)
+            log("out", n, group or "-")
+
+        self.visiting = visiting
         self.leaf: Workflow[[int], int] = leaf
         self.journey: Workflow[[int], int] = journey
         self.holding = holding

@@ -31,6 +31,10 @@ async def worker(options: dict[str, Any]) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     loop.add_signal_handler(signal.SIGUSR1, lambda: tell(loop))
+    if (limit := options.pop("limit", None)) is not None:
+        app.limits.declare(queue="limited", running=limit)
+    if (every := options.pop("every", None)) is not None:
+        app.schedule(every=every, name="leaves", args=(1,))(flows.leaf)
     async with app, app.worker(**options):
         log("serving", time.time())
         await ended.wait()

@@ -26,7 +26,10 @@ import perdure
 
 SOURCE = Path(perdure.__path__[0])
 
-MODEL = {"backoff", "blame", "clock", "codec", "cron", "errors", "failures", "model", "retry", "signature", "values"}
+MODEL = {
+    *("backoff", "blame", "budget", "clock", "codec", "cron", "errors", "failures", "model", "retry", "signature"),
+    "values",
+}
 LAYERS = ["model", "stores", "engine", "app", "edges", "cli"]
 PACKAGES = {
     "stores": "stores",

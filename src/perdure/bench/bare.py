@@ -24,7 +24,9 @@ class BareWorker:
         self._serial = 0
 
     @classmethod
-    async def register(cls, store: Store, queue: str, workflows: Sequence[str], slots: int) -> BareWorker:
+    async def register(
+        cls, store: Store, queue: str, workflows: Sequence[str], slots: int, *, sessions: int = 0
+    ) -> BareWorker:
         """Begins an incarnation that claims these workflows on the queue."""
         name = f"bench-{token_hex(4)}"
         return cls(
@@ -36,6 +38,7 @@ class BareWorker:
                     pid=os.getpid(),
                     queues=[queue],
                     workflows=list(workflows),
+                    sessions=sessions,
                     concurrency=slots,
                     lease=HOUR,
                 )
@@ -80,7 +83,17 @@ class Crowd:
         self._hub = f"bench-{token_hex(8)}"
         self._made = 0
 
-    async def add(self, count: int, input: str, *, queue: str | None = None, delay: Millis | None = None) -> None:
+    async def add(
+        self,
+        count: int,
+        input: str,
+        *,
+        queue: str | None = None,
+        workflow: str | None = None,
+        delay: Millis | None = None,
+        group: str = "",
+        session: str = "",
+    ) -> None:
         """Makes runs, in batches."""
         if not self._made:
             # Nobody serves its workflow: it stays until it is cancelled.
@@ -90,11 +103,13 @@ class Crowd:
                 [
                     Start(
                         f"{self._hub}-{self._made + number}",
-                        self._workflow,
+                        workflow or self._workflow,
                         queue or self._queue,
                         input,
                         delay=delay,
                         parent=self._hub,
+                        group=group,
+                        session=session,
                     )
                     for number in range(min(_BATCH, count - first))
                 ]

@@ -14,23 +14,32 @@ from msgspec.structs import asdict
 from perdure.bench.bare import DAY, BareWorker, Crowd, succeeded
 from perdure.bench.report import Report
 from perdure.bench.target import Target, new_queue, refuse_memory
-from perdure.model import Start
+from perdure.model import Scope, ScopeKind, Start
 from perdure.stores import open_store
 from perdure.stores.base import CLAIM_LIMIT, Store
 
 _WORKFLOW = "bench.claim"
+_PAUSED = "bench.paused"
+_UNKNOWN = "bench.unknown"
+_GROUP = "bench"
+_SESSIONS = 50
 _INPUT = '{"payload":""}'
 _FINISHERS = 4
 """Loops that end runs side by side, so that they share commits."""
 
 
 class Noise(Struct, frozen=True):
-    """How many runs are in the way: owned by another worker, due tomorrow, ended, on another queue."""
+    """How many runs are in the way: owned by another worker, due tomorrow, ended, on another queue, of a full group, of
+    a paused workflow, of one that nobody knows, of sessions that another worker owns."""
 
     claimed: int
     delayed: int
     finished: int
     other_queue: int
+    held: int
+    paused: int
+    unknown: int
+    other_session: int
 
 
 class Meter:
@@ -46,7 +55,7 @@ class Meter:
     async def ready(cls, store: Store, queue: str, runs: int, batch: int) -> Meter:
         """Makes runs that can be claimed, and a worker for them."""
         await store.enqueue([Start(f"{queue}-{number}", _WORKFLOW, queue, _INPUT) for number in range(runs)])
-        return cls(await BareWorker.register(store, queue, [_WORKFLOW], batch), batch)
+        return cls(await BareWorker.register(store, queue, [_WORKFLOW, _PAUSED], batch), batch)
 
     async def measure(self) -> None:
         """Claims a batch. That it is settled is not measured."""
@@ -126,11 +135,32 @@ async def _make(store: Store, queue: str, noise: Noise) -> tuple[Crowd, BareWork
     await crowd.add(noise.finished, _INPUT)
     await asyncio.gather(*(_finish(store, queue) for _ in range(_FINISHERS)))
     await crowd.add(noise.claimed, _INPUT)
-    holder = await BareWorker.register(store, queue, [_WORKFLOW], max(1, noise.claimed))
+    holder = await BareWorker.register(store, queue, [_WORKFLOW], max(1, noise.claimed), sessions=_SESSIONS)
     await holder.claim(noise.claimed)
+    await _hold(store, crowd, holder, noise)
     await crowd.add(noise.delayed, _INPUT, delay=DAY)
     await crowd.add(noise.other_queue, _INPUT, queue=new_queue())
     return crowd, holder
+
+
+async def _hold(store: Store, crowd: Crowd, holder: BareWorker, noise: Noise) -> None:
+    """Makes the noise that is held. The first run of the group, and one of each session, are another worker's."""
+    if noise.held:
+        await crowd.add(1, _INPUT, group=_GROUP)
+        await holder.claim(1)
+        await crowd.add(noise.held, _INPUT, group=_GROUP)
+    if noise.other_session:
+        sessions = [f"session-{number}" for number in range(min(_SESSIONS, noise.other_session))]
+        for session in sessions:
+            await crowd.add(1, _INPUT, session=session)
+        await holder.claim(len(sessions))
+        for number, session in enumerate(sessions):
+            runs = noise.other_session // len(sessions) + (number < noise.other_session % len(sessions))
+            await crowd.add(runs, _INPUT, session=session)
+    if noise.paused:
+        await store.pause(Scope(ScopeKind.WORKFLOW, _PAUSED), "bench")
+        await crowd.add(noise.paused, _INPUT, workflow=_PAUSED)
+    await crowd.add(noise.unknown, _INPUT, workflow=_UNKNOWN)
 
 
 async def _finish(store: Store, queue: str) -> None:

@@ -30,6 +30,8 @@ class Shape(Struct, frozen=True):
     steps: int
     children: int
     payload_bytes: int
+    groups: int
+    group_limit: int
 
     @property
     def total(self) -> int:
@@ -67,7 +69,7 @@ def define(app: App, shape: Shape, queue: str, drained: Drained) -> tuple[Workfl
         drained.count()
         return payload
 
-    @app.workflow(name="bench.drain", queue=queue)
+    @app.workflow(name="bench.drain", queue=queue, group_limit=shape.group_limit)
     async def drain(payload: str) -> str:
         for _ in range(shape.steps):
             await work(payload)
@@ -107,7 +109,7 @@ async def _round(url: str, shape: Shape) -> tuple[float, float]:
         drained = Drained(shape.total, shape.concurrency)
         drain, leaf = define(app, shape, queue, drained)
         await drain.options(queue=bare_queue).start_many([payload] * shape.runs)
-        await drain.start_many([payload] * shape.runs)
+        await _start(drain, shape, payload)
         gc.collect()
         floor = Floor(
             bare_queue,
@@ -121,6 +123,16 @@ async def _round(url: str, shape: Shape) -> tuple[float, float]:
         gc.collect()
         took = await _drain(app, queue, shape.concurrency, drained)
     return shape.total / took_bare, shape.total / took
+
+
+async def _start(drain: Workflow[[str], str], shape: Shape, payload: str) -> None:
+    """Makes the runs that the worker drains; those of one group go one after the other."""
+    if not shape.groups:
+        await drain.start_many([payload] * shape.runs)
+        return
+    for group in range(shape.groups):
+        runs = shape.runs // shape.groups + (group < shape.runs % shape.groups)
+        await drain.options(group=f"group-{group}").start_many([payload] * runs)
 
 
 async def _drain(app: App, queue: str, concurrency: int, drained: Drained) -> float:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import click
 
-from perdure.cli.admin import doctor, migrate, workers
+from perdure.cli.admin import doctor, migrate, prune, workers
+from perdure.cli.batches import batches
 from perdure.cli.group import Commands, verbose_option
-from perdure.cli.runs import runs, why
+from perdure.cli.limits import limits
+from perdure.cli.queues import queues, top
+from perdure.cli.runs import failures, runs, why
+from perdure.cli.schedules import schedules
 from perdure.cli.start import start
 from perdure.cli.worker import worker
 
@@ -29,7 +33,22 @@ def cli() -> None:
     """
 
 
-for _command in (worker, start, runs, why, workers, migrate, doctor):
+for _command in (
+    worker,
+    start,
+    runs,
+    why,
+    failures,
+    queues,
+    top,
+    limits,
+    schedules,
+    batches,
+    workers,
+    prune,
+    migrate,
+    doctor,
+):
     cli.add_command(_command)
 
 

@@ -6,12 +6,14 @@ import asyncio
 import platform
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from importlib.metadata import version
 
 import click
 
 from perdure.app import App
 from perdure.cli.output import duration, one_line, print_json, print_table, shown_url
+from perdure.cli.params import length_of_time
 from perdure.cli.target import on_store, with_store
 from perdure.clock import moment
 from perdure.model import Count, State, WorkerRecord
@@ -43,6 +45,18 @@ def migrate(app: App) -> None:
     for name in applied:
         click.echo(f"applied {name}")
     click.echo(f"{shown_url(app.url)} is up to date.")
+
+
+@click.command()
+@with_store
+@click.option("-w", "--workflow", help="Only of this workflow.")
+@click.option("-s", "--state", type=click.Choice(["succeeded", "failed", "cancelled"]), help="Only with this outcome.")
+@click.option("--age", type=length_of_time, metavar="TIME", help="Those that ended longer ago: 12h, 30d.")
+@click.option("--count", type=click.IntRange(0), metavar="N", help="All but the latest N.")
+def prune(app: App, workflow: str | None, state: str | None, age: timedelta | None, count: int | None) -> None:
+    """Remove runs that ended, by the app's own policies (app.retain) or by the one that is given."""
+    removed = on_store(app, lambda _: app.prune(workflow=workflow, state=state, age=age, count=count))
+    click.echo(f"Removed {removed:,} runs.")
 
 
 @click.command()

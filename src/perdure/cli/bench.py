@@ -50,6 +50,8 @@ def bench() -> None:
 @_option("--steps", 0, "Steps of each run, one after another.", COUNT)
 @_option("--children", 0, "Child runs that each run starts and awaits, all at once.", COUNT)
 @_option("--payload-bytes", 0, "Size of each input, step argument, step result and result.", COUNT)
+@_option("--groups", 0, "Groups that the runs are in, evenly.", COUNT)
+@_option("--group-limit", 0, "Runs of a group at a time; 0: so many that the groups together fill the slots.", COUNT)
 @_option("--repeat", 3, "Rounds; the median counts.")
 def drain(
     url: str | None,
@@ -59,6 +61,8 @@ def drain(
     steps: int,
     children: int,
     payload_bytes: int,
+    groups: int,
+    group_limit: int,
     repeat: int,
 ) -> None:
     """How fast one worker process drains a queue.
@@ -67,7 +71,8 @@ def drain(
     """
     from perdure.bench.drain import Shape, measure
 
-    shape = Shape(runs, concurrency, steps, children, payload_bytes)
+    most = group_limit or max(1, -(-concurrency // (groups or 1)))
+    shape = Shape(runs, concurrency, steps, children, payload_bytes, groups, most)
     _report(url, as_json, lambda target: measure(target, shape, repeat))
 
 
@@ -107,6 +112,10 @@ def enqueue(url: str | None, as_json: bool, runs: int, single: int, payload_byte
 @_option("--delayed", 20_000, "Runs that are due tomorrow.", COUNT)
 @_option("--finished", 50_000, "Runs that have ended.", COUNT)
 @_option("--other-queue", 10_000, "Runs that are ready on another queue.", COUNT)
+@_option("--held", 10_000, "Runs of a group that is full.", COUNT)
+@_option("--paused", 10_000, "Runs of a workflow that is paused.", COUNT)
+@_option("--unknown", 10_000, "Runs of a workflow that no worker knows.", COUNT)
+@_option("--other-session", 10_000, "Runs of sessions that another worker owns.", COUNT)
 @_option("--runs", 10_000, "Runs to claim.")
 @_option("--batch", 50, "Runs to claim in one exchange, up to 64.")
 def claim(
@@ -116,17 +125,21 @@ def claim(
     delayed: int,
     finished: int,
     other_queue: int,
+    held: int,
+    paused: int,
+    unknown: int,
+    other_session: int,
     runs: int,
     batch: int,
 ) -> None:
     """What a claim costs beside other runs.
 
-    These are owned by another worker, delayed, finished, or on another queue; and it is compared with a store that has
-    none of them.
+    These are owned by another worker, delayed, finished, on another queue, or held: by a full group, a pause, workers
+    that don't know them, another worker's session. It is compared with a store that has none of them.
     """
     from perdure.bench.claim import Noise, measure
 
-    noise = Noise(claimed, delayed, finished, other_queue)
+    noise = Noise(claimed, delayed, finished, other_queue, held, paused, unknown, other_session)
 
     async def compare(target: Target) -> Report:
         if not target.temporary:
@@ -135,6 +148,20 @@ def claim(
             return await measure(target, quiet, noise, runs, batch)
 
     _report(url, as_json, compare)
+
+
+@bench.command()
+@_where
+@_option("--large", 20_000, "Runs of the large group.")
+@_option("--small", 50, "Small groups.")
+@_option("--each", 20, "Runs of each small group.")
+@_option("--workers", 2, "Workers, in one process.")
+@_option("--concurrency", 50, "Runs that each worker executes at once.")
+def fairness(url: str | None, as_json: bool, large: int, small: int, each: int, workers: int, concurrency: int) -> None:
+    """How long small groups wait beside a large one that was there first."""
+    from perdure.bench.fairness import Groups, measure
+
+    _report(url, as_json, lambda target: measure(target, Groups(large, small, each), workers, concurrency))
 
 
 @bench.command()

@@ -1,4 +1,4 @@
-"""`perdure runs` and `perdure why`: what runs do, and what can be done to them."""
+"""`perdure runs`, `perdure failures`, `perdure why`: what runs do, and what can be done to them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from msgspec import json
 from perdure.app import App
 from perdure.cli.group import Commands, did_you_mean, verbose
 from perdure.cli.output import STATE_STYLES, console, duration, one_line, print_json, print_table
+from perdure.cli.params import json_option, label_option
 from perdure.cli.plain import plain_run
 from perdure.cli.show import as_json, draw, look_up
 from perdure.cli.target import on_store, with_store
+from perdure.clock import moment
 from perdure.errors import InvalidInput, RunNotFound
 from perdure.explain import explain
 from perdure.failures import decode_failure
@@ -45,6 +47,10 @@ def runs() -> None:
 @click.option("-w", "--workflow", help="Only of this workflow.")
 @click.option("-q", "--queue", help="Only of this queue.")
 @click.option("--parent", metavar="RUN", help="Only children of this run.")
+@click.option("-g", "--group", help="Only of this group.")
+@click.option("--batch", help="Only of this batch.")
+@click.option("--cause", help="Only failed ones with this cause, as `perdure failures` has it.")
+@label_option
 @click.option("-n", "--limit", type=click.IntRange(0), default=50, show_default=True, help="At most so many; 0: all.")
 @click.option("--json", "as_text", is_flag=True, help="As a JSON array.")
 def list_runs(
@@ -53,11 +59,24 @@ def list_runs(
     workflow: str | None,
     queue: str | None,
     parent: str | None,
+    group: str | None,
+    batch: str | None,
+    cause: str | None,
+    labels: tuple[tuple[str, str], ...],
     limit: int,
     as_text: bool,
 ) -> None:
     """List runs, newest first."""
-    query = RunQuery(states=list(states), workflow=workflow, queue=queue, parent=parent)
+    query = RunQuery(
+        states=list(states),
+        workflow=workflow,
+        queue=queue,
+        parent=parent,
+        group=group,
+        batch=batch,
+        cause=cause,
+        labels=dict(labels),
+    )
 
     async def work(store: Store) -> tuple[list[tuple[RunRecord, str]], bool, str]:
         found, more = await _pages(store, query, limit)
@@ -118,16 +137,106 @@ def cancel(app: App, run: str, reason: str, no_children: bool) -> None:
 
 
 @runs.command()
-@click.argument("run")
+@click.argument("run", required=False)
 @with_store
 @click.option("--from-step", metavar="KEY", help="Do this step, and all after it, again; KEY as `show` has it.")
-def retry(app: App, run: str, from_step: str | None) -> None:
-    """Queue a run that failed or was cancelled once more.
+@click.option("--failed", is_flag=True, help="Instead of RUN: all that failed, and to which the filters fit.")
+@click.option("-w", "--workflow", help="With --failed: only of this workflow.")
+@click.option("--cause", help="With --failed: only with this cause, as `perdure failures` has it.")
+@click.option("-q", "--queue", help="With --failed: only of this queue.")
+@label_option
+@click.option("-n", "--limit", type=click.IntRange(1), default=1000, show_default=True, help="With --failed: at most.")
+@click.option("--dry-run", is_flag=True, help="With --failed: only say which ones.")
+def retry(
+    app: App,
+    run: str | None,
+    from_step: str | None,
+    failed: bool,
+    workflow: str | None,
+    cause: str | None,
+    queue: str | None,
+    labels: tuple[tuple[str, str], ...],
+    limit: int,
+    dry_run: bool,
+) -> None:
+    """Queue a run that failed or was cancelled once more, or all that failed.
 
     What its steps have kept stays. With --from-step also one that succeeded.
     """
-    on_store(app, lambda _: app.run(run).retry(from_step=from_step))
-    click.echo(f"Run {run} is queued again.")
+    if failed == (run is not None):
+        raise click.UsageError("name a run, or give --failed for all that failed")
+    if run is not None:
+        if workflow or cause or queue or labels or dry_run:
+            raise click.UsageError("filters and --dry-run go with --failed, not with a run")
+        on_store(app, lambda _: app.run(run).retry(from_step=from_step))
+        click.echo(f"Run {run} is queued again.")
+        return
+    if from_step is not None:
+        raise click.UsageError("--from-step goes with a run, not with --failed")
+    found = on_store(
+        app,
+        lambda _: app.retry_failed(
+            workflow=workflow, cause=cause, queue=queue, labels=dict(labels), limit=limit, dry_run=dry_run
+        ),
+    )
+    for each in found:
+        click.echo(each)
+    what = "would be queued again" if dry_run else "are queued again"
+    more = f"; there may be more, --limit says how many ({limit})" if len(found) == limit else ""
+    click.echo(f"{len(found)} runs {what}{more}.", err=True)
+
+
+@runs.command()
+@click.argument("run")
+@with_store
+@click.option("--force", is_flag=True, help="Even if it has not ended.")
+def delete(app: App, run: str, force: bool) -> None:
+    """Remove a run and its children, with all that is kept of them. There is no way back."""
+    count = on_store(app, lambda _: app.run(run).delete(force=force))
+    click.echo(f"Removed {count} run{'' if count == 1 else 's'}.")
+
+
+@click.command()
+@with_store
+@click.option("-w", "--workflow", help="Only of this workflow.")
+@click.option("-q", "--queue", help="Only of this queue.")
+@label_option
+@click.option("-n", "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many causes.")
+@json_option
+def failures(
+    app: App,
+    workflow: str | None,
+    queue: str | None,
+    labels: tuple[tuple[str, str], ...],
+    limit: int,
+    as_text: bool,
+) -> None:
+    """List what runs failed of, the most frequent first; `perdure runs retry --failed` queues them again."""
+    found = on_store(app, lambda _: app.failures(workflow=workflow, queue=queue, labels=dict(labels), limit=limit))
+    if as_text:
+        print_json(
+            [
+                {
+                    "workflow": each.workflow,
+                    "cause": each.cause,
+                    "runs": each.runs,
+                    "last_at": moment(each.last_at),
+                    "example": each.example,
+                }
+                for each in found
+            ]
+        )
+    elif not found:
+        click.echo("No failed runs.", err=True)
+    else:
+        now = _now()
+        print_table(
+            ["RUNS", "WORKFLOW", "CAUSE", "LAST", "EXAMPLE"],
+            (
+                [f"{each.runs:,}", each.workflow, each.cause, f"{duration(now - each.last_at)} ago", each.example]
+                for each in found
+            ),
+        )
 
 
 @runs.command()

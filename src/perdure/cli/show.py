@@ -47,6 +47,14 @@ class Shown(Struct):
     signals: list[Arrived]
 
 
+class Progress(Struct, forbid_unknown_fields=True):
+    """What `progress` keeps of a number."""
+
+    done: int | float
+    total: int | float | None = None
+    note: str | None = None
+
+
 async def look_up(store: Store, run_id: str, limit: int) -> Shown:
     """Reads a run, at most `limit` checkpoints of it (0: all), and some of its children."""
     run = await store.load(run_id)
@@ -136,8 +144,21 @@ def _header(shown: Shown, now: Millis, traces: bool) -> list[Text]:
     lines.append(_fact("input", run.input))
     if run.state is State.SUCCEEDED:
         lines.append(_fact("result", run.body or "null"))
-    if run.parent is not None:
-        lines.append(_fact("parent", run.parent))
+    if run.status is not None:
+        lines.append(_fact("progress", _progress(run.status)))
+    lines += [
+        _fact(name, value)
+        for name, value in (
+            ("parent", run.parent),
+            ("group", run.group),
+            ("session", run.session),
+            ("version", run.version),
+            ("unique", run.unique),
+            ("batch", run.batch),
+            ("labels", ", ".join(f"{key}={value}" for key, value in run.labels.items())),
+        )
+        if value
+    ]
     lines += [_fact("signal", f"{each.name} {each.body} (not taken yet)") for each in shown.signals]
     return lines
 
@@ -145,7 +166,17 @@ def _header(shown: Shown, now: Millis, traces: bool) -> list[Text]:
 def _fact(name: str, text: str, style: str = "") -> Text:
     from rich.text import Text
 
-    return Text.assemble((f"  {name:<7}", "dim"), (one_line(text), style))
+    return Text.assemble((f"  {name:<6} ", "dim"), (one_line(text), style))
+
+
+def _progress(status: str) -> str:
+    """What a run said of its progress: a number with its total in words, anything else as it is."""
+    try:
+        said = json.decode(status, type=Progress)
+    except msgspec.ValidationError:
+        return status
+    parts = [f"{said.done:,}" if said.total is None else f"{said.done:,} of {said.total:,}", said.note or ""]
+    return ", ".join(filter(None, parts))
 
 
 class Painter:

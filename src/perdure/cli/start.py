@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,35 +12,11 @@ import click
 from perdure.app import App
 from perdure.call import Call
 from perdure.cli.group import verbose_option
+from perdure.cli.params import label, length_of_time, moment_in_time
 from perdure.cli.target import load_app, on_store
 from perdure.engine.waits import result
 from perdure.explain import unserved
 from perdure.run import ANYTHING, Run
-
-_SECONDS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
-
-
-def _duration(value: str) -> timedelta:
-    """A length of time: seconds, or numbers with units."""
-    seconds, place = 0.0, 0
-    while (match := _PART.match(value, place)) and match[2] in _SECONDS:
-        seconds += float(match[1]) * _SECONDS[match[2]]
-        place = match.end()
-    if place == 0 or place < len(value) or seconds > timedelta.max.total_seconds() / 2:
-        raise click.BadParameter(f"{value!r} is no length of time; write 90, 90s, 15m, 2h30m or 3d")
-    return timedelta(seconds=seconds)
-
-
-def _moment(value: str) -> datetime:
-    """A time with its zone."""
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no time; write 2030-01-31T12:00:00Z") from None
-    if moment.tzinfo is None:
-        raise click.BadParameter(f"{value!r} has no time zone; add Z (UTC) or an offset such as +02:00")
-    return moment
 
 
 @click.command()
@@ -51,9 +26,13 @@ def _moment(value: str) -> datetime:
 @click.option("--id", "run_id", help="Makes the start idempotent: the same id is the same run.")
 @click.option("--queue", help="Another queue than the workflow's.")
 @click.option("--priority", type=int, help="Lower numbers run first.")
-@click.option("--delay", type=_duration, metavar="TIME", help="Not before this has passed: 90, 15m, 2h30m, 3d.")
-@click.option("--at", type=_moment, metavar="MOMENT", help="Not before this time: 2030-01-31T12:00:00Z.")
-@click.option("--timeout", type=_duration, metavar="TIME", help="In which the run must end.")
+@click.option("--delay", type=length_of_time, metavar="TIME", help="Not before this has passed: 90, 15m, 2h30m, 3d.")
+@click.option("--at", type=moment_in_time, metavar="MOMENT", help="Not before this time: 2030-01-31T12:00:00Z.")
+@click.option("--timeout", type=length_of_time, metavar="TIME", help="In which the run must end.")
+@click.option("--group", metavar="KEY", help="Runs of one group go one after the other.")
+@click.option("--session", metavar="KEY", help="Runs of one session go to the worker that owns it.")
+@click.option("--unique", metavar="KEY", help="One live run per key: a second start finds the first.")
+@click.option("--label", "labels", type=label, metavar="KEY=VALUE", multiple=True, help="May be repeated.")
 @click.option("--wait", is_flag=True, help="Wait for the result and print it as JSON (and the id on stderr).")
 @verbose_option
 def start(
@@ -66,6 +45,10 @@ def start(
     delay: timedelta | None,
     at: datetime | None,
     timeout: timedelta | None,
+    group: str | None,
+    session: str | None,
+    unique: str | None,
+    labels: tuple[tuple[str, str], ...],
     wait: bool,
 ) -> None:
     """Start a run and print its id.
@@ -77,7 +60,18 @@ def start(
     found = app.find(workflow)
     signature = found.definition.signature
     args, kwargs = signature.decode(signature.from_json(sys.stdin.read() if given == "-" else given))
-    options = found.options(id=run_id, queue=queue, priority=priority, delay=delay, at=at, timeout=timeout)
+    options = found.options(
+        id=run_id,
+        queue=queue,
+        priority=priority,
+        delay=delay,
+        at=at,
+        timeout=timeout,
+        group=group,
+        session=session,
+        unique=unique,
+        labels=dict(labels) or None,
+    )
     on_store(app, lambda _: _started(app, options.start(*args, **kwargs), wait))
 
 

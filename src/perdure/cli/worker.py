@@ -44,12 +44,13 @@ class Options(Struct, frozen=True):
     processes: int
     lease: float
     grace: float
+    sessions: int
     verbose: bool
 
     def command(self, *more: str, processes: int = 1) -> list[str]:
         """The command line for another process that serves like this."""
         options = ["--concurrency", str(self.concurrency), "--processes", str(processes)]
-        options += ["--lease", str(self.lease), "--grace", str(self.grace)]
+        options += ["--lease", str(self.lease), "--grace", str(self.grace), "--sessions", str(self.sessions)]
         if self.queues is not None:
             options += ["--queues", ",".join(self.queues)]
         if self.verbose:
@@ -64,6 +65,7 @@ class Options(Struct, frozen=True):
 @click.option("-p", "--processes", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
 @click.option("--lease", default=10.0, show_default=True, help="Seconds after which a silent worker counts as dead.")
 @click.option("--grace", default=30.0, show_default=True, help="Seconds that runs have to end at a stop.")
+@click.option("--sessions", type=click.IntRange(0), default=10, show_default=True, help="It owns at most; 0: none.")
 @click.option("--reload", "reloading", is_flag=True, help="Restart when a .py file below the directory changes.")
 @click.option("--supervised-as", metavar="NAME", hidden=True, help="Serve under this name, until standard input ends.")
 @click.option("--no-banner", is_flag=True, hidden=True, help="Leave it to the parent to say what is served.")
@@ -78,6 +80,7 @@ def worker(
     processes: int,
     lease: float,
     grace: float,
+    sessions: int,
     reloading: bool,
     supervised_as: str | None,
     no_banner: bool,
@@ -96,7 +99,7 @@ def worker(
     served = None if queues is None else [queue.strip() for queue in queues.split(",") if queue.strip()]
     if served == []:
         raise click.UsageError("--queues names no queue", ctx)
-    options = Options(target, served, concurrency, processes, lease, grace, verbose(ctx))
+    options = Options(target, served, concurrency, processes, lease, grace, sessions, verbose(ctx))
     lifeline = None if supervised_as is None else take_lifeline()
     if reloading:
         from perdure.cli.reload import reload
@@ -106,7 +109,9 @@ def worker(
         return
     app = load_app(target)
     set_up_logging(options, tell_processes=lifeline is not None or processes > 1)
-    made = app.worker(queues=served, concurrency=concurrency, lease=lease, grace=grace, name=supervised_as)
+    made = app.worker(
+        queues=served, concurrency=concurrency, lease=lease, grace=grace, sessions=sessions, name=supervised_as
+    )
     _check_queues(app, served)
     if processes > 1:
         _run(lambda stop: _supervise(app, options, stop), limit=None, lifeline=lifeline)

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 from perdure.codec import Signature
 from perdure.errors import DefinitionError
 from perdure.model import Millis
 from perdure.retry import Retry
+
+Key: TypeAlias = str | Callable[..., str]
+"""A key, or a function that makes it of a workflow's arguments."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,23 @@ class WorkflowDefinition(Function):
     retry: Retry | None
     timeout: Millis | None
     max_crashes: int
+    version: str = ""
+    accepts: tuple[str, ...] = ()
+    """Other versions whose runs this code can take."""
+    group: Key | None = None
+    group_limit: int = 1
+    group_keep: bool = True
+    session: Key | None = None
+    unique: Key | None = None
 
     @cached_property
     def signature(self) -> Signature:
         return Signature(self.fn, f"workflow {self.name}")
+
+    @property
+    def versions(self) -> list[str]:
+        """The versions whose pinned runs it serves."""
+        return [version for version in (self.version, *self.accepts) if version]
 
     @cached_property
     def is_async(self) -> bool:

@@ -25,9 +25,10 @@ from perdure.errors import (
     DecodingError,
     DefinitionError,
 )
-from perdure.failures import encode_failure
+from perdure.failures import cause_of, encode_failure
 from perdure.model import (
     DEADLINE_PASSED,
+    OVERDUE,
     Checkpoint,
     Ended,
     Json,
@@ -38,7 +39,7 @@ from perdure.model import (
     Wait,
     deadline_exceeded,
 )
-from perdure.stores.base import Cancelling, Claim, Save, Seen, Settle, To
+from perdure.stores.base import Cancelling, Claim, Existed, Save, Seen, Settle, To, Told
 
 if TYPE_CHECKING:
     from perdure.engine.worker import Runtime
@@ -84,6 +85,8 @@ class Execution:
         self.logger = logging.LoggerAdapter(
             logging.getLogger(f"perdure.run.{definition.name}"), {"run": claim.id, "attempt": claim.attempt}
         )
+        self._status: Json | None = None
+        """What the run said of its progress and the store does not know yet."""
         self._delivered = False
         self._replaying = bool(claim.checkpoints)
         self._thread_told = False
@@ -115,6 +118,7 @@ class Execution:
                 await self._until_idle()
             if not self.over:
                 self.tap(Point.BEFORE_SETTLE, "")
+                self._speak()
                 self.over = True
                 self.runtime.pump.settle(settle)
         except asyncio.CancelledError:
@@ -180,7 +184,7 @@ class Execution:
             or not retry.covers(error)
             or not retry.allows(self.claim.attempt)
         ):
-            return self._settle(To.FAILED, body)
+            return self._settle(To.FAILED, body, cause_of(error))
         return Settle(
             self.claim.ref,
             self.token,
@@ -191,12 +195,12 @@ class Execution:
 
     def _cancelled(self) -> Settle:
         if self.cancelling is not None and self.cancelling.deadline:
-            return self._settle(To.FAILED, deadline_exceeded())
+            return self._settle(To.FAILED, deadline_exceeded(), OVERDUE)
         reason = None if self.cancelling is None else self.cancelling.reason
         return self._settle(To.CANCELLED, encode(reason, "the reason", self.runtime.max_value_bytes))
 
-    def _settle(self, to: To, body: Json) -> Settle:
-        return Settle(self.claim.ref, self.token, to, body)
+    def _settle(self, to: To, body: Json, cause: str | None = None) -> Settle:
+        return Settle(self.claim.ref, self.token, to, body, cause=cause)
 
     def _release(self) -> Settle:
         return Settle(self.claim.ref, self.token, To.RELEASE)
@@ -358,15 +362,29 @@ class Execution:
             self._done()
         await self.check()
 
-    async def save(self, checkpoint: Checkpoint, *, consumes: int | None = None, starts: Start | None = None) -> None:
-        """Makes a checkpoint durable."""
+    async def save(
+        self, checkpoint: Checkpoint, *, consumes: int | None = None, starts: Start | None = None
+    ) -> Existed | None:
+        """Makes a checkpoint durable; tells of the child that it starts if there was one already."""
         if self.over:
             raise asyncio.CancelledError
-        await self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
+        existed = await self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
         if checkpoint.outcome is not Outcome.OPEN:
             self.progressed = True
             if self.active > 1 or self._turns.going:
                 await self._turns.take(self.now(), NEW)
+        return existed
+
+    def tell(self, status: Json) -> None:
+        """Tells of the run's progress. While the code replays nothing is said but the last word, once it is past."""
+        self._status = status
+        if not self._replaying:
+            self._speak()
+
+    def _speak(self) -> None:
+        status, self._status = self._status, None
+        if status is not None and not self.over:
+            self.runtime.pump.tell(Told(self.claim.ref, self.token, status))
 
     def save_soon(self, checkpoint: Checkpoint) -> None:
         """Has a checkpoint written with the next exchange, at the latest with the settle of this claim."""
@@ -418,6 +436,7 @@ class Execution:
         here, where it would have been."""
         await self.check()
         self._replaying = False
+        self._speak()
         if self.cancelling is not None and not self._delivered:
             self._deliver()
             await self.runtime.loop.create_future()

@@ -14,10 +14,24 @@ from typing import Protocol, TypeAlias
 
 from perdure.backoff import pauses
 from perdure.clock import Alarm, Clock
+from perdure.cron import due_fires
 from perdure.errors import PerdureError, StoreUnavailable, id_conflict
 from perdure.failures import encode_failure
-from perdure.model import Millis
-from perdure.stores.base import Cancelling, Claim, Exchange, Exchanged, Save, Seen, Settle, Store, To, Watch
+from perdure.model import Fire, Millis, ScheduleRecord
+from perdure.stores.base import (
+    Cancelling,
+    Claim,
+    Exchange,
+    Exchanged,
+    Existed,
+    Save,
+    Seen,
+    Settle,
+    Store,
+    To,
+    Told,
+    Watch,
+)
 
 logger = logging.getLogger("perdure.worker")
 
@@ -27,15 +41,15 @@ POLL = 1.0
 _LONGEST_PAUSE = 1.5
 """Seconds between two tries while the store does not answer: work goes on within two when it is back."""
 
-_SATURATED = 0.05
-"""Seconds that a wake-up may wait when there is neither a free slot nor anything to write."""
-
+_UNHURRIED = 0.05
+"""Seconds that a wake-up may wait when there is neither a free slot nor anything to write but progress: many of them
+must not become as many exchanges."""
 
 _MOST_SAVES = 1000
 _MOST_BYTES = 4 * 1024 * 1024
 """What one exchange carries of checkpoints, at most, but always one."""
 
-_Pending: TypeAlias = tuple[Save, asyncio.Future[None]]
+_Pending: TypeAlias = tuple[Save, asyncio.Future[Existed | None]]
 
 
 class Owner(Protocol):
@@ -60,6 +74,8 @@ class Pump:
         self._saves: list[_Pending] = []
         self._settles: list[Settle] = []
         self._watches: dict[tuple[int, str], Watch] = {}
+        self._told: dict[int, Told] = {}
+        self._fires: list[Fire] = []
         self._wake = asyncio.Event()
         self._hinted = True
         self._look = True
@@ -77,10 +93,10 @@ class Pump:
 
     # --- what runs say
 
-    def save(self, save: Save) -> asyncio.Future[None]:
+    def save(self, save: Save) -> asyncio.Future[Existed | None]:
         """Has a checkpoint written with the next exchange. The future is done when it is durable, and cancelled
-        when the run is not this worker's any more."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        when the run is not this worker's any more. It tells of the child that it starts if there was one already."""
+        future: asyncio.Future[Existed | None] = asyncio.get_running_loop().create_future()
         self._saves.append((save, future))
         self._wake.set()
         return future
@@ -96,6 +112,11 @@ class Pump:
             self._watches[watch.token, watch.wait.key] = watch
             self.hint()
 
+    def tell(self, told: Told) -> None:
+        """Has the progress of a run written, soon; of several words the last one."""
+        self._told[told.token] = told
+        self._look_soon()
+
     def unwatch(self, token: int, key: str) -> None:
         self._watches.pop((token, key), None)
 
@@ -107,7 +128,7 @@ class Pump:
     @property
     def silent(self) -> bool:
         """Whether there is nothing to say and nothing to look for; an exchange may be under way."""
-        return not (self._saves or self._settles or self._wake.is_set())
+        return not (self._saves or self._settles or self._told or self._fires or self._wake.is_set())
 
     # --- the loop
 
@@ -145,7 +166,7 @@ class Pump:
 
     async def flush(self) -> None:
         """Writes what is left at shutdown; claims nothing."""
-        while self._saves or self._settles:
+        while self._saves or self._settles or self._told:
             exchange, futures = self._collect()
             self._deliver(exchange, futures, await self._store.exchange(exchange))
 
@@ -154,17 +175,22 @@ class Pump:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if self._saves or self._settles or self._look or self._stopping:
+            if self._saves or self._settles or self._fires or self._look or self._stopping:
                 return
             if self._hinted and (self._room() or self._watches):
                 return
-            if self._hinted and not self._looking:
-                # There is no room, but it may be a cancellation. Many starts must not become as many exchanges.
-                self._looking = asyncio.get_running_loop().call_later(_SATURATED, self.look)
+            if self._hinted:  # there is no room, but it may be a cancellation
+                self._look_soon()
+
+    def _look_soon(self) -> None:
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(_UNHURRIED, self.look)
 
     def look(self) -> None:
         """Has an exchange made, whether or not there is anything to say or room for more."""
-        self._looking = None
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
         self._look = True
         self._wake.set()
 
@@ -192,7 +218,10 @@ class Pump:
             settles=settles,
             slots=self._room(),
             watches=list(self._watches.values()),
+            told=list(self._told.values()),
+            fires=self._fires,
         )
+        self._told, self._fires = {}, []
         return exchange, saves
 
     async def _send(self, exchange: Exchange, futures: list[_Pending]) -> Exchanged | None:
@@ -226,7 +255,7 @@ class Pump:
 
     async def _one_by_one(self, exchange: Exchange, futures: list[_Pending], error: Exception) -> None:
         """An exchange that the store can't take: one run's part must not take the others' with it."""
-        if len(exchange.saves) + len(exchange.settles) <= 1:
+        if len(exchange.saves) + len(exchange.settles) + len(exchange.told) + len(exchange.fires) <= 1:
             logger.error("the store refuses what a run says", exc_info=error)
             for _, future in futures:
                 _fail(future, error)
@@ -240,7 +269,9 @@ class Pump:
                 self.hint()
             return
         parts = [(Exchange(self._worker, 0, saves=[item[0]]), [item]) for item in futures]
+        parts += [(Exchange(self._worker, 0, told=[told]), []) for told in exchange.told]
         parts += [(Exchange(self._worker, 0, settles=[settle]), []) for settle in exchange.settles]
+        parts += [(Exchange(self._worker, 0, fires=[fire]), []) for fire in exchange.fires]
         for part, owned in parts:
             self._serial += 1
             part.serial = self._serial
@@ -253,14 +284,15 @@ class Pump:
         if self.dead:
             return
         refused = set(reply.refused)
-        others = {(existed.token, existed.key): existed.id for existed in reply.existed if not existed.same}
+        children = {(existed.token, existed.key): existed for existed in reply.existed}
         for save, future in futures:
+            child = children.get((save.token, save.checkpoint.key))
             if reply.gone or save.token in refused:
                 future.cancel()
-            elif (other := others.get((save.token, save.checkpoint.key))) is not None:
-                _fail(future, id_conflict(other, "this start"))
+            elif child is not None and not child.same:
+                _fail(future, id_conflict(child.id, "this start"))
             elif not future.done():
-                future.set_result(None)
+                future.set_result(child)
         for settle in exchange.settles:
             self.owners.pop(settle.token, None)
         for token in refused:
@@ -274,6 +306,10 @@ class Pump:
                 owner.saw(seen)
         for claim in reply.claims:
             self._begin(claim)
+        # Of those that were not sent yet the store tells again.
+        self._fires = [fire for schedule in reply.due for fire in _fires(schedule, reply.now)]
+        if self._fires:
+            self._wake.set()
         self._set_alarm(reply.next_at)
         if reply.more:
             self.hint()
@@ -301,7 +337,15 @@ def _bounded(saves: list[_Pending]) -> tuple[list[_Pending], list[_Pending]]:
     return saves, []
 
 
-def _fail(future: asyncio.Future[None], error: BaseException) -> None:
+def _fires(schedule: ScheduleRecord, now: Millis) -> list[Fire]:
+    try:
+        return due_fires(schedule, now)
+    except Exception:  # made by a version, or on a machine, that knows more; the others must go on
+        logger.exception("schedule %s can't be read", schedule.schedule.name)
+        return []
+
+
+def _fail(future: asyncio.Future[Existed | None], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
         future.exception()  # a save that nobody waits for may fail without a word: its run was told

@@ -11,7 +11,7 @@ from perdure.engine.execution import Execution
 from perdure.engine.points import Point
 from perdure.engine.scope import Scope, enter
 from perdure.errors import DecodingError, EncodingError, StepCutOff, StepFailed, StepTimedOut, ValueTooLarge
-from perdure.failures import decode_failure, describe, encode_failure, rebuild
+from perdure.failures import decode_failure, describe, encode_failure, raised_by, rebuild
 from perdure.model import Checkpoint, Json, Kind, Millis, Outcome, Wait, WaitFor
 
 _HOPELESS = (EncodingError, ValueTooLarge, DecodingError)
@@ -32,7 +32,7 @@ async def run_step(
         await execution.replay(saved.saved_at, saved.position)
         if saved.outcome is Outcome.OK:
             return step.signature.returns.decode(saved.body or "null")
-        raise _raised_before(key, saved.body)
+        raise raised_by(_raised_before(key, saved.body), step.name)
     return await _Attempts(execution, scope, step, key, args, kwargs, arguments, digest).run(saved)
 
 
@@ -116,10 +116,11 @@ class _Attempts:
             await self._save(Outcome.OPEN, encode_failure(error), attempt, at)
             raise _Again(at)
         info = describe(error)
+        raised_by(error, self.step.name)
         await self._save(Outcome.ERROR, encode_failure(error), attempt)
         if rebuild(info) is None:
             # After a crash it could not be made again, and code that catches it would take another way than now.
-            raise StepFailed(self.key, info) from error
+            raise raised_by(StepFailed(self.key, info), self.step.name) from error
 
     async def _invoke(self, attempt: int) -> Any:
         step, execution = self.step, self.execution
@@ -177,7 +178,7 @@ class _Attempts:
         final = retry is not None and not retry.allows(attempt)
         await self._save(Outcome.ERROR if final else Outcome.OPEN, encode_failure(error), attempt)
         if final:
-            raise error
+            raise raised_by(error, self.step.name)
         return attempt + 1
 
     async def _save(self, outcome: Outcome, body: Json, attempt: int, at: Millis | None = None) -> None:

@@ -71,7 +71,8 @@ async def _consume(
 
 
 async def start_child(execution: Execution, key: str, start: Start) -> str:
-    """Starts a child run once, together with the checkpoint that says so; returns its id."""
+    """Starts a child run once, together with the checkpoint that says so; returns its id, or that of the run that has
+    its unique key."""
     saved = await execution.saved(key, Kind.CHILD)
     if saved is not None:
         await execution.replay(saved.saved_at, saved.position)
@@ -79,8 +80,29 @@ async def start_child(execution: Execution, key: str, start: Start) -> str:
     await execution.live()
     with execution.in_flight():
         body = json.encode(start.id).decode()
-        await execution.save(Checkpoint(key, Kind.CHILD, Outcome.OK, body, started_at=execution.now()), starts=start)
-    return start.id
+        existed = await execution.save(
+            Checkpoint(key, Kind.CHILD, Outcome.OK, body, started_at=execution.now()), starts=start
+        )
+    return start.id if existed is None else existed.id
+
+
+async def open_batch(execution: Execution, key: str, batch: str, open: Callable[[str], Awaitable[object]]) -> str:
+    """Opens a batch of children once; returns its id. `open` may be repeated with the same id, after a crash."""
+    saved = await execution.saved(key, Kind.CHILD)
+    if saved is not None:
+        batch = json.decode(saved.body or '""', type=str)
+        if saved.outcome is not Outcome.OPEN:
+            await execution.replay(saved.saved_at, saved.position)
+            return batch
+    await execution.live()
+    with execution.in_flight():
+        began = execution.now() if saved is None else saved.started_at
+        body = json.encode(batch).decode()
+        if saved is None:  # the id is fixed before there is anything of it
+            await execution.save(Checkpoint(key, Kind.CHILD, Outcome.OPEN, body, started_at=began))
+        await through_outages(lambda: open(batch))
+        await execution.save(Checkpoint(key, Kind.CHILD, Outcome.OK, body, started_at=began))
+    return batch
 
 
 def child_id(execution: Execution, key: str) -> str:

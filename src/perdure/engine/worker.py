@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from secrets import token_hex
 from typing import Any
@@ -22,13 +23,22 @@ from perdure.engine.pump import Pump
 from perdure.engine.tasks import adopt_tasks
 from perdure.engine.threads import ThreadLayers
 from perdure.errors import PerdureError, StoreUnavailable
-from perdure.model import Millis
+from perdure.model import Millis, Retention
 from perdure.stores.base import Claim, Registration, Store, Subscription, Topic
 
 logger = logging.getLogger("perdure.worker")
 
 _RECLAIM_PAUSE = 0.7
 """Seconds between two looks for dead workers: with the lease, how long a run waits for a new one."""
+
+PRUNE_PAUSE = 60.0
+"""Seconds, at most, between two looks for runs that the policies let go; a random part is taken off."""
+
+_PRUNE_LIMIT = 500
+"""Runs that one transaction removes."""
+
+_PRUNE_SHARE = 0.1
+"""Of the time that a worker may spend on removing them while there are more."""
 
 _LONGEST_PAUSE = 1.0
 """Seconds between two tries of a duty that fails: with the pause above, all within two when the store is back."""
@@ -58,6 +68,7 @@ class Runtime:
         self.max_value_bytes = max_value_bytes
         self.tap = tap
         self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
         adopt_tasks(self.loop)
         self.executions: dict[int, Execution] = {}
         self.pump = Pump(store, clock, free=lambda: concurrency - len(self.executions), begin=begin)
@@ -109,6 +120,10 @@ class Worker:
         lease: Millis,
         grace: float,
         max_value_bytes: int,
+        sessions: int = 0,
+        session_idle: Millis = 60_000,
+        retention: Sequence[Retention] = (),
+        declare: Callable[[Store], Awaitable[None]] | None = None,
         name: str | None = None,
         tap: Tap | None = None,
     ) -> None:
@@ -121,6 +136,11 @@ class Worker:
         self._lease = lease
         self._grace = grace
         self._max_value_bytes = max_value_bytes
+        self._sessions = sessions
+        self._session_idle = session_idle
+        self._retention = retention
+        self._declare = declare
+        """Puts into the store what code declares, before the worker begins."""
         self._tap = tap
         self._incarnation = 0
         self._lives = 0
@@ -155,6 +175,8 @@ class Worker:
         if self._loops:
             raise PerdureError("the worker is started already")
         store = await self._open()
+        if self._declare is not None:
+            await self._declare(store)
         self._stopping = False
         self._runtime = Runtime(
             store,
@@ -174,6 +196,8 @@ class Worker:
             asyncio.create_task(self._forever("exchange", self._exchange)),
             asyncio.create_task(self._forever("reclaim", self._reclaim)),
         ]
+        if self._retention:
+            self._loops.append(asyncio.create_task(self._forever("prune", self._prune)))
         self._runtime.loops = self._loops
 
     async def stop(self, grace: float | None = None) -> None:
@@ -254,6 +278,9 @@ class Worker:
                 pid=os.getpid(),
                 queues=self._queues,
                 workflows=list(self._workflows),
+                versions={name: each.versions for name, each in self._workflows.items() if each.versions},
+                sessions=self._sessions,
+                session_idle=self._session_idle,
                 concurrency=self._concurrency,
                 lease=self._lease,
             )
@@ -285,6 +312,17 @@ class Worker:
         if count:
             logger.warning("took back %d runs of workers that died", count)
             self.runtime.pump.hint()
+
+    async def _prune(self) -> None:
+        """Removes what the policies let go, a little at a time, and comes back soon only while there is more."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        count = await self.runtime.store.prune(self._retention, limit=_PRUNE_LIMIT)
+        took = loop.time() - began
+        if count:
+            logger.debug("pruned %d runs", count)
+        pause = took / _PRUNE_SHARE if count == _PRUNE_LIMIT else PRUNE_PAUSE
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _forever(self, what: str, once: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Repeats one duty of the worker, through whatever goes wrong with it."""

@@ -19,13 +19,24 @@ from msgspec import Struct
 
 from perdure.model import (
     Arrived,
+    BatchRecord,
     Checkpoint,
     Count,
     Ended,
+    FailureCause,
+    Fire,
     Json,
+    LimitRecord,
+    Limits,
     Millis,
+    QueueReport,
+    Retention,
+    Revision,
     RunQuery,
     RunRecord,
+    Schedule,
+    ScheduleRecord,
+    Scope,
     Signal,
     Start,
     Started,
@@ -80,6 +91,8 @@ class Settle(Struct, omit_defaults=True):
     body: Json | None = None
     delay: Millis = 0
     waits: list[Wait] = []
+    cause: str | None = None
+    """Of a failure: type of the error and where it was raised."""
 
 
 class Save(Struct, omit_defaults=True):
@@ -88,8 +101,10 @@ class Save(Struct, omit_defaults=True):
 
     `consumes` is the position of the signal that it takes with it, `starts` the child run that it makes: both happen
     in the same transaction or not at all. A child whose id exists is left as it is, and told of in
-    `Exchanged.existed`; where that is a run of another workflow or input, the checkpoint is not kept either. A save
-    that completes (outcome `OK` or `ERROR`) sets the run's crash count back to nothing: it made progress.
+    `Exchanged.existed`; where that is a run of another workflow or input, the checkpoint is not kept either. A child
+    whose unique key is taken is not made: the checkpoint's body becomes the id of the run that has the key, which is
+    told of too. A save that completes (outcome `OK` or `ERROR`) sets the run's crash count back to nothing: it made
+    progress.
     """
 
     ref: Ref
@@ -107,9 +122,17 @@ class Watch(Struct, omit_defaults=True):
     wait: Wait
 
 
+class Told(Struct, omit_defaults=True):
+    """What a run says of its own progress; the latest one is kept."""
+
+    ref: Ref
+    token: int
+    status: Json
+
+
 class Exchange(Struct, omit_defaults=True):
     """All that a worker has to say when it wakes. The parts take effect in this order, in one transaction:
-    saves, settles, due timers and deadlines (a bounded number), claims.
+    saves, progress, settles, fires, due timers and deadlines (a bounded number), claims.
 
     A run whose deadline is due ends as failed (`deadline_exceeded`) if it isn't running, else it is to be cancelled
     with `Cancelling.deadline` set, and fails then. Its descendants are cancelled, whatever their state, for
@@ -128,6 +151,8 @@ class Exchange(Struct, omit_defaults=True):
     slots: int = 0
     """How many runs it has room for; the store claims at most `CLAIM_LIMIT` of them."""
     watches: list[Watch] = []
+    told: list[Told] = []
+    fires: list[Fire] = []
 
 
 class Cancelling(Struct, omit_defaults=True):
@@ -163,6 +188,10 @@ class Claim(Struct):
     """Of the runs that it was parked for, those that have ended."""
     more_checkpoints: bool
     more_signals: bool
+    group: str = ""
+    session: str = ""
+    version: str = ""
+    labels: dict[str, str] = {}
 
 
 class Seen(Struct):
@@ -176,7 +205,8 @@ class Seen(Struct):
 
 
 class Existed(Struct):
-    """A child start, by the key of its checkpoint, whose id was there: `same` is that of `Started`.
+    """A child start, by the key of its checkpoint, whose id was there, or whose unique key led to run `id`: `same` is
+    that of `Started`.
 
     If it is False the checkpoint was not kept: the next attempt comes to the same answer. In the reply to a repeated
     exchange a child that the first one made may be among these, as `same`."""
@@ -193,7 +223,7 @@ class Exchanged(Struct):
     now: Millis
     claims: list[Claim]
     refused: list[int]
-    """Tokens in `saves`, `settles` or `watches` that own their run no more; none of their writes took effect."""
+    """Tokens in all that was said of runs that own their run no more; none of their writes took effect."""
     cancelled: list[tuple[int, Cancelling]]
     """Owned runs, by token, that are to be cancelled; repeated in each reply until they settle."""
     seen: list[Seen]
@@ -201,6 +231,9 @@ class Exchanged(Struct):
     """When the next timer or deadline is due; None when there is none."""
     more: bool
     """Whether more runs are ready for this worker (or more timers due) than this exchange could take."""
+    due: list[ScheduleRecord] = []
+    """Schedules whose next slot is due, at most a few; the worker answers with fires in its next exchange. They are
+    told whatever the free slots. `next_at` counts the slots to come."""
     gone: bool = False
     """The store does not know this incarnation: it was declared dead, or retired. It owns nothing and got nothing."""
     existed: list[Existed] = []
@@ -215,6 +248,12 @@ class Registration(Struct, kw_only=True):
     pid: int
     queues: list[str]
     workflows: list[str]
+    versions: dict[str, list[str]] = {}
+    """By workflow: the versions whose pinned runs it serves. Runs that are not pinned it serves always."""
+    sessions: int = 0
+    """The most sessions that it owns at a time; 0 for none."""
+    session_idle: Millis = 60_000
+    """How long it keeps a session of which no run is there."""
     concurrency: int
     lease: Millis
 
@@ -242,6 +281,8 @@ class Topic(StrEnum):
     """Something may be ready to be claimed, cancelled, or seen by a watch: for workers."""
     ENDED = "ended"
     """A run may have ended: for those who wait for results."""
+    STATUS = "status"
+    """A run may have told of its progress: for those who follow it."""
 
 
 class Subscription(Protocol):
@@ -288,6 +329,10 @@ class Store(Protocol):
         changed something of that topic. Wake-ups may be merged, early, or lost."""
         ...
 
+    async def now(self) -> Millis:
+        """The store's time, for what clients have to work out from it: the next slot of a schedule, for example."""
+        ...
+
     # --- clients
 
     async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
@@ -314,8 +359,9 @@ class Store(Protocol):
         cleared. With `from_key`, also one that succeeded, and that checkpoint and all after it are cleared. Signals
         that a cleared checkpoint had consumed wait again, where they were.
 
-        Raises `RunNotFound`, `RunNotEnded` (also for one that succeeded, without `from_key`), `CheckpointNotFound`.
-        The one verb of a client that is not safe to repeat blindly: after a lost reply it raises `RunNotEnded`."""
+        Raises `RunNotFound`, `RunNotEnded` (also for one that succeeded, without `from_key`), `CheckpointNotFound`, or
+        `KeyTaken` when its unique key is another live run's now. The one verb of a client that is not safe to repeat
+        blindly: after a lost reply it raises `RunNotEnded`."""
         ...
 
     async def load(self, run_id: str) -> RunRecord | None: ...
@@ -344,6 +390,90 @@ class Store(Protocol):
 
     async def workers(self) -> list[WorkerRecord]:
         """The incarnations whose lease has not ended."""
+        ...
+
+    async def delete(self, run_id: str, *, force: bool = False) -> int:
+        """Removes a run and its descendants with all that is kept of them; returns how many runs.
+
+        Raises `RunNotEnded` when one of them has not ended, unless `force`: then nothing that its late worker says
+        brings it back. Raises `RunNotFound`."""
+        ...
+
+    async def retry_many(self, query: RunQuery, *, dry_run: bool = False) -> list[str]:
+        """`retry` for the failed (or cancelled, as the query says) runs that match, at most `query.limit`; their ids.
+        With `dry_run` only says which. Those whose unique key is another live run's are left out."""
+        ...
+
+    async def failures(self, query: RunQuery) -> list[FailureCause]:
+        """Failed runs by cause, most first."""
+        ...
+
+    async def label(self, run_id: str, labels: dict[str, str]) -> None:
+        """Adds to, or changes, the labels of a run; an empty value removes one. Raises `RunNotFound`."""
+        ...
+
+    # --- batches
+
+    async def open_batch(self, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+        """Makes the runs of a batch (all or none, whatever their number; a repeat changes nothing) and the run that is
+        the callback, which waits until all of them have ended.
+
+        Runs that were there already, by id or by unique key, are not of the batch and do not count."""
+        ...
+
+    async def batch(self, batch: str) -> BatchRecord | None: ...
+
+    # --- limits and pauses
+
+    async def set_limits(self, scope: Scope, limits: Limits, who: str, *, declared: bool = False) -> LimitRecord:
+        """Sets what holds for a scope from now on, as a new revision if it differs; returns what holds.
+
+        `declared` says that code asks for it: then it is set only if nothing was ever set for the scope, and otherwise
+        what is stored stands. Lowering a limit takes nothing from runs that are running."""
+        ...
+
+    async def pause(self, scope: Scope, who: str, *, paused: bool = True) -> LimitRecord:
+        """Keeps runs of a scope from beginning (or lets them again), as a revision. What runs goes on; starts are
+        accepted."""
+        ...
+
+    async def limits(self) -> list[LimitRecord]:
+        """What is stored for scopes, with how much of it is used."""
+        ...
+
+    async def revisions(self, scope: Scope | None = None, *, limit: int = 50) -> list[Revision]:
+        """The changes, latest first."""
+        ...
+
+    async def queues(self) -> list[QueueReport]: ...
+
+    # --- schedules
+
+    async def put_schedule(self, schedule: Schedule, next_slot: Millis | None, *, declared: bool) -> ScheduleRecord:
+        """Keeps a schedule by its name. One that is there already with the same timing keeps its next slot and pause;
+        other timing takes `next_slot`. A declared one does not overwrite one that was added at run time."""
+        ...
+
+    async def schedules(self) -> list[ScheduleRecord]: ...
+
+    async def pause_schedule(
+        self, name: str, *, paused: bool = True, next_slot: Millis | None = None
+    ) -> ScheduleRecord:
+        """Keeps a schedule from firing, or lets it again: then from `next_slot` on, if that is given and later than
+        where it stands, and otherwise from there, as after a time in which nobody could fire.
+
+        Raises `ScheduleNotFound`."""
+        ...
+
+    async def remove_schedule(self, name: str) -> None:
+        """Raises `ScheduleNotFound`."""
+        ...
+
+    # --- retention
+
+    async def prune(self, policies: Sequence[Retention], *, limit: int) -> int:
+        """Removes at most `limit` runs that ended and that the policies let go, with everything of them, oldest end
+        first (by the order of finishing, not the millisecond); returns how many. A run whose parent lives stays."""
         ...
 
     # --- workers

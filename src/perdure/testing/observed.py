@@ -27,13 +27,13 @@ class ObservedStore:
         self.begun += 1
         number = self.begun
         self.under_way += 1
-        self.active += bool(exchange.saves or exchange.settles)
+        self.active += bool(exchange.saves or exchange.settles or exchange.told or exchange.fires)
         try:
             reply = await self._store.exchange(exchange)
         finally:
             self.under_way -= 1
             self._moved()
-        if reply.claims or reply.seen or reply.more or reply.gone:
+        if reply.claims or reply.seen or reply.due or reply.more or reply.gone:
             self.active += 1
         else:
             self.all_said = number

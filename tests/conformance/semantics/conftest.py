@@ -43,8 +43,8 @@ def empty_store(backend: Backend, tmp_path: Path) -> Open:
 def play(empty_store: Open) -> Play:
     """Runs an app in a sandbox: `async with play(app) as sandbox`."""
 
-    def play(app: App, **options: Any) -> Sandbox:
-        return Sandbox(app, VirtualClock(), open=empty_store, **options)
+    def play(app: App, clock: VirtualClock | None = None, **options: Any) -> Sandbox:
+        return Sandbox(app, clock or VirtualClock(), open=empty_store, **options)
 
     return play
 

@@ -9,6 +9,7 @@ import pytest
 from perdure.model import Checkpoint, Kind, Outcome, Signal, Start
 from perdure.stores import open_store
 from perdure.stores.base import Exchange, Finding, Registration, Save, Settle, Severity, To
+from perdure.stores.sqlite.lists import _statement
 from perdure.stores.sqlite.sql import load, migrations, parse, statements
 
 
@@ -28,7 +29,21 @@ def test_migrations_are_numbered_without_gaps() -> None:
     assert [number for number, _, _ in migrations()] == list(range(1, len(migrations()) + 1))
 
 
-@pytest.mark.parametrize("file", ["control", "enqueue", "exchange", "migrate", "read", "wake", "worker"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "control",
+        "enqueue",
+        "exchange",
+        "limits",
+        "migrate",
+        "queues",
+        "read",
+        "reasons",
+        "wake",
+        "worker",
+    ],
+)
 def test_every_statement_is_there(file: str) -> None:
     assert all(load(file).values())
 
@@ -74,11 +89,15 @@ def test_the_doctor_finds_what_somebody_changed(
 
 
 def plan_of(file: str, name: str, params: dict[str, object], path: Path) -> str:
+    return plan_of_text(load(file)[name], params, path)
+
+
+def plan_of_text(sql: str, params: dict[str, object], path: Path) -> str:
     async def explain() -> str:
         store = open_store(f"sqlite:///{path}/a.db")
         await store.open()
         rows = await store._read(  # type: ignore[attr-defined]
-            lambda tx: tx.connection.execute("EXPLAIN QUERY PLAN " + load(file)[name], params).fetchall()
+            lambda tx: tx.connection.execute("EXPLAIN QUERY PLAN " + sql, params).fetchall()
         )
         await store.close()
         return "\n".join(row[3] for row in rows)
@@ -89,7 +108,9 @@ def plan_of(file: str, name: str, params: dict[str, object], path: Path) -> str:
 def test_a_claim_walks_the_ready_index_and_no_table(tmp_path: Path) -> None:
     params = dict.fromkeys(("worker", "slots", "token", "bytes", "page", "now"), 1)
     plan = plan_of("exchange", "claim", {**params}, tmp_path)
-    assert "SEARCH q USING INDEX run_ready (lane=?)" in plan
+    assert "SEARCH q USING COVERING INDEX run_ready (lane=? AND owner=?)" in plan or (
+        "SEARCH q USING INDEX run_ready (lane=? AND owner=?)" in plan
+    )
     assert not [line for line in plan.splitlines() if line.startswith("SCAN") and line.split()[1] in ("run", "r", "q")]
 
 
@@ -100,10 +121,57 @@ def test_due_timers_and_deadlines_use_their_indexes(tmp_path: Path) -> None:
 
 
 def test_heads_and_replies_scan_no_runs(tmp_path: Path) -> None:
-    head = plan_of("exchange", "head", {"tokens": "[]", "worker": 1}, tmp_path)
-    reply = plan_of("exchange", "reply", {"worker": 1, "first": 1, "last": 2, "page": 3}, tmp_path)
+    head = plan_of("exchange", "head", {"tokens": "[]", "worker": 1, "now": 1}, tmp_path)
+    params: dict[str, object] = {"worker": 1, "first": 1, "last": 2, "page": 3, "now": 1, "due": 1}
+    reply = plan_of("exchange", "reply", params, tmp_path)
     for line in (head + "\n" + reply).splitlines():
         assert not line.startswith("SCAN run") or "USING" in line
+
+
+def test_unique_keys_are_found_by_their_index(tmp_path: Path) -> None:
+    plan = plan_of("unique", "holders", {"keys": "[]"}, tmp_path)
+    assert "run_unique (unique_key=? AND finished_at=?)" in plan
+    assert "run_unique (unique_key=? AND finished_at>?)" in plan
+    assert "run_unique" in plan_of("unique", "taken", {"runs": "[]"}, tmp_path)
+
+
+def test_what_is_pruned_is_walked_in_the_order_of_finishing(tmp_path: Path) -> None:
+    plan = plan_of("retention", "ended", {"lane": 1, "state": "failed"}, tmp_path)
+    assert plan == "SEARCH run USING INDEX run_prunable (lane=? AND state=?)"
+    assert "SEARCH run USING INTEGER PRIMARY KEY" in plan_of("retention", "prune", {"ended": "[]"}, tmp_path)
+
+
+def test_lists_walk_their_index_in_order(tmp_path: Path) -> None:
+    walks = {
+        "all": "r",
+        "failed": "run_failed",
+        "children": "run_child",
+        "batch": "run_batch",
+        "cause": "failure_cause",
+    }
+    walks["label"] = "label_value"
+    names = ("states", "workflow", "queue", "parent", "batch", "group", "cause", "labels", "limit", "after")
+    for walk, index in walks.items():
+        for direction in ("newest", "oldest"):
+            plan = plan_of_text(_statement(direction, walk), {**dict.fromkeys(names)}, tmp_path)
+            assert index in plan
+            assert "TEMP B-TREE" not in plan, f"{walk}, {direction}: {plan}"
+    # A group may have runs on several queues, which are put into order.
+    assert "run_group" in plan_of_text(_statement("newest", "group"), {**dict.fromkeys(names)}, tmp_path)
+
+
+def test_counts_walk_no_runs_that_are_queued_or_have_ended(tmp_path: Path) -> None:
+    plan = plan_of("read", "counts", {}, tmp_path)
+    walks = {line for line in plan.splitlines() if " run " in line}
+    assert walks == {"SCAN run USING COVERING INDEX run_away", "SCAN run USING INDEX run_owned"}
+
+
+def test_a_claim_within_budgets_reads_heads_of_lanes_and_no_table(tmp_path: Path) -> None:
+    plan = plan_of("exchange", "heads", {"worker": 1, "least": -1, "slots": 3}, tmp_path)
+    assert "run_ready (lane=? AND owner=?)" in plan
+    assert not [line for line in plan.splitlines() if line.startswith("SCAN") and line.split()[1] in ("run", "r", "q")]
+    assert "run_owned" in plan_of("exchange", "running", {}, tmp_path)
+    assert "scope_budget" in plan_of("exchange", "budgets", {"groups": "[]"}, tmp_path)
 
 
 def test_what_is_kept_of_a_run_that_continues_for_ever_does_not_grow(tmp_path: Path) -> None:

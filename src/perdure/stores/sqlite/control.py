@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from perdure.errors import CheckpointNotFound, RunEnded, RunNotEnded, RunNotFound
-from perdure.model import DEADLINE_PASSED, PARENT_DEADLINE_PASSED, Json, Signal, State, deadline_exceeded
+from perdure.errors import CheckpointNotFound, KeyTaken, RunEnded, RunNotEnded, RunNotFound
+from perdure.model import DEADLINE_PASSED, OVERDUE, PARENT_DEADLINE_PASSED, Json, Signal, State, deadline_exceeded
 from perdure.stores.base import Topic
-from perdure.stores.sqlite.enqueue import encode
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.settle import keep_causes, take_numbers
+from perdure.stores.sqlite.sql import encode, load
+from perdure.stores.sqlite.unique import taken
 
 _SQL = load("control")
 _GIVE_BACK = load("exchange")["give_back"]
+_Numbers = msgspec.json.Decoder(list[int])
+_Ids = msgspec.json.Decoder(list[str])
 _Tree = msgspec.json.Decoder(list[tuple[int, int]])
 
 
 def deliver(transaction: Transaction, signal: Signal) -> None:
     """Keeps a signal and wakes its run; one that was kept before is left as it is, even if the run has ended since."""
-    run, state = _run(transaction, signal.run_id)
+    run, state = find_run(transaction, signal.run_id)
     if transaction.first(_SQL["delivered"], {"run": run, "id": signal.id}) is not None:
         return
     if state.final:
@@ -35,7 +38,7 @@ def cancel(transaction: Transaction, run_id: str, reason: str, *, children: bool
 
     One that has ended stays as it is, but what descends from it and goes on is cancelled.
     """
-    run, state = _run(transaction, run_id)
+    run, state = find_run(transaction, run_id)
     _stop(transaction, encode([run]), reason, children=children)
     return state if state is State.RUNNING or state.final else State.CANCELLED
 
@@ -47,32 +50,54 @@ def expire(transaction: Transaction, overdue: str) -> None:
     """
     idle, running = _tree(transaction, overdue, children=False)
     descend = encode(idle + running)
-    _end(transaction, idle, State.FAILED, deadline_exceeded())
+    end(transaction, idle, State.FAILED, deadline_exceeded())
+    if idle:
+        keep_causes(transaction, idle, OVERDUE)
     _ask(transaction, running, DEADLINE_PASSED, overdue=True)
     _stop(transaction, descend, PARENT_DEADLINE_PASSED, children=True)
 
 
 def retry(transaction: Transaction, run_id: str, from_key: str | None) -> None:
     """Queues a run that ended once more, with what succeeded, or what came before a checkpoint."""
-    run, state = _run(transaction, run_id)
+    run, state = find_run(transaction, run_id)
     if not state.final:
         raise RunNotEnded(f"run {run_id} is {state}: it can be retried when it has ended")
     if state is State.SUCCEEDED and from_key is None:
         raise RunNotEnded(f"run {run_id} has succeeded: name the checkpoint from which to do it again")
-    position = 2**63 - 1
+    if taken(transaction, encode([run])):
+        raise KeyTaken(f"run {run_id} can't be retried: its unique key is another live run's; cancel that one first")
     if from_key is not None:
         found = transaction.first(_SQL["position"], {"run": run, "key": from_key})
         if found is None:
             raise CheckpointNotFound(f"run {run_id} has no checkpoint {from_key!r}")
-        position = found[0]
-    transaction.change(_SQL["rewind"], {"run": run, "position": position})
-    transaction.change(_GIVE_BACK, {"runs": encode([run])})
-    transaction.change(_SQL["drop_outcome"], {"run": run})
-    transaction.change(_SQL["again"], {"run": run})
+        transaction.change(_SQL["rewind"], {"run": run, "position": found[0]})
+    _again(transaction, encode([run]))
+
+
+def retry_many(transaction: Transaction, runs: str, *, dry_run: bool) -> list[str]:
+    """Queues failed or cancelled runs (a JSON list of their numbers) once more; returns the ids of those that it does.
+
+    Left out are those whose unique key is another live run's, and all but the first of those that share one.
+    """
+    out = taken(transaction, runs)
+    chosen = [run for run in _Numbers.decode(runs) if run not in out]
+    listed = encode(chosen)
+    if chosen and not dry_run:
+        _again(transaction, listed)
+    return _Ids.decode(transaction.row(_SQL["ids"], {"runs": listed})[0])
+
+
+def _again(transaction: Transaction, runs: str) -> None:
+    transaction.change(_SQL["drop_errors"], {"runs": runs})
+    transaction.change(_GIVE_BACK, {"runs": runs})
+    transaction.change(_SQL["drop_outcomes"], {"runs": runs})
+    transaction.change(_SQL["drop_failures"], {"runs": runs})
+    transaction.change(_SQL["again"], {"runs": runs})
     transaction.tell.add(Topic.WORK)
 
 
-def _run(transaction: Transaction, run_id: str) -> tuple[int, State]:
+def find_run(transaction: Transaction, run_id: str) -> tuple[int, State]:
+    """The number and the state of a run; raises `RunNotFound`."""
     found = transaction.first(_SQL["run"], {"id": run_id})
     if found is None:
         raise RunNotFound(f"there is no run {run_id!r} in this store")
@@ -81,7 +106,7 @@ def _run(transaction: Transaction, run_id: str) -> tuple[int, State]:
 
 def _stop(transaction: Transaction, roots: str, reason: str, *, children: bool) -> None:
     idle, running = _tree(transaction, roots, children=children)
-    _end(transaction, idle, State.CANCELLED, encode(reason))
+    end(transaction, idle, State.CANCELLED, encode(reason))
     _ask(transaction, running, reason)
 
 
@@ -97,11 +122,14 @@ def _tree(transaction: Transaction, roots: str, *, children: bool) -> tuple[list
     return [run for run, running in found if not running], [run for run, running in found if running]
 
 
-def _end(transaction: Transaction, runs: list[int], state: State, body: Json) -> None:
+def end(transaction: Transaction, runs: list[int], state: State, body: Json) -> None:
+    """Ends runs that nobody owns, or whose owner is to find nothing of them any more."""
     if not runs:
         return
     listed = encode(runs)
     transaction.change(_SQL["same_outcome"], {"runs": listed, "body": body})
-    transaction.change(_SQL["end"], {"runs": listed, "state": state, "now": transaction.now})
+    finish = take_numbers(transaction, len(runs))
+    params = {"runs": listed, "state": state, "now": transaction.now, "finish": finish}
+    transaction.change(_SQL["end"], params)
     # Ending wakes those who are parked for these runs, and those who watch them.
     transaction.tell |= {Topic.ENDED, Topic.WORK}

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from perdure.model import Millis, Started
-from perdure.stores.base import (
-    CLAIM_BYTES,
-    CLAIM_LIMIT,
-    PAGE,
-    Cancelling,
-    Claim,
-    Exchange,
-    Exchanged,
-    Existed,
-    Save,
-    Seen,
-    Settle,
-    Topic,
-)
+from perdure.model import Millis, ScheduleRecord, Started
+from perdure.stores.base import PAGE, Cancelling, Claim, Exchange, Exchanged, Existed, Save, Seen, Settle, Topic
+from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, sessions_wanted, token_range
 from perdure.stores.sqlite.control import expire
-from perdure.stores.sqlite.enqueue import encode, enqueue
+from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction
+from perdure.stores.sqlite.schedules import fire
 from perdure.stores.sqlite.settle import carry_out, plan
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.sql import encode, load
 
 DUE_LIMIT = 500
 """The most timers, and the most deadlines, that one exchange takes up."""
+DUE_SCHEDULES = 10
+"""The most schedules that one reply tells of as due."""
 
 _SQL = load("exchange")
-_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD = 1, 2, 4, 8, 16
+_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION, _GROUP = 1, 2, 4, 8, 16, 32, 64
 
 _Flags = msgspec.json.Decoder(list[tuple[int, int]])
 _Cancelled = msgspec.json.Decoder(list[tuple[int, Cancelling]])
 _Claims = msgspec.json.Decoder(list[Claim])
 _Numbers = msgspec.json.Decoder(list[int])
+_Due = msgspec.json.Decoder(list[ScheduleRecord])
+_Ties = msgspec.json.Decoder(list[tuple[int, str, str, str]])
 _Seen = msgspec.json.Decoder(list[Seen])
 
 
@@ -48,20 +43,30 @@ class _Head(msgspec.Struct):
     next_at: Millis | None
     timers_due: bool
     deadlines_due: bool
+    sessions_idle: bool
+    sessions: int
+    """How many sessions the worker may own."""
+    limited: bool
     known: bool
 
     def having(self, flag: int) -> set[int]:
         return {token for token, flags in self.flags.items() if flags & flag}
 
 
+def silent(exchange: Exchange) -> bool:
+    """Whether a worker says nothing that would have to be written."""
+    return not (exchange.saves or exchange.told or exchange.settles or exchange.fires or exchange.repeated)
+
+
 def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     """The reply to an exchange for which nothing has to be written; None when something has. Reads only."""
-    if exchange.saves or exchange.settles or exchange.repeated:
+    if not silent(exchange):
         return None
     head = _head(transaction, exchange)
-    if head.timers_due or head.deadlines_due:
+    if head.timers_due or head.deadlines_due or head.sessions_idle:
         return None
-    reply, _ = _reply(transaction, exchange, head)
+    left_over = outlook(transaction, exchange.worker) if _strict(transaction, exchange, head) else None
+    reply, _ = _reply(transaction, exchange, head, left_over)
     return None if reply.more and exchange.slots > 0 else reply
 
 
@@ -69,16 +74,22 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     """Does all that an exchange asks for. What is refused, or was done before, changes nothing."""
     head = _head(transaction, exchange)
     ready, existed = _save(transaction, exchange, head)
+    _tell(transaction, exchange, head)
     ready |= _settle(transaction, exchange, head)
-    more = False
+    more, left_over = False, None
     if head.known:
+        ready |= _fire(transaction, exchange)
         promoted, more = _take_up(transaction, head)
         ready |= promoted
+        strict = _strict(transaction, exchange, head)
         # While there are more runs whose time is over, a claim might bring one of them: they come first.
         if exchange.slots > 0 and not (head.deadlines_due and more):
-            _claim(transaction, exchange)
-    reply, left = _reply(transaction, exchange, head)
-    if left and ready:
+            claim_for(transaction, exchange, strict=strict)
+        if strict:
+            left_over = outlook(transaction, exchange.worker)
+    reply, left = _reply(transaction, exchange, head, left_over)
+    # What settles frees its share of a limit, for which runs of others may wait.
+    if left and (ready or (head.limited and exchange.settles)):
         transaction.tell.add(Topic.WORK)
     if reply.next_at is not None and (head.next_at is None or reply.next_at < head.next_at):
         transaction.tell.add(Topic.WORK)
@@ -87,17 +98,27 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     return reply
 
 
+def _strict(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
+    """Whether a claim has to look at limits, rates or sessions; what is ready tells all otherwise."""
+    return head.known and (head.limited or (head.sessions > 0 and sessions_wanted(transaction, exchange.worker)))
+
+
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:
-    named = {part.token: part.ref for part in (*exchange.saves, *exchange.settles, *exchange.watches)}
+    named = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
     tokens = [(ref, token) for token, ref in named.items()]
-    flags, timer, deadline, known = transaction.row(_SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker})
     now = transaction.now
+    flags, timer, deadline, slot, idle_until, sessions, limited = transaction.row(
+        _SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker, "now": now}
+    )
     return _Head(
         flags=dict(_Flags.decode(flags)),
-        next_at=_first(timer, deadline),
+        next_at=_first(timer, deadline, slot),
         timers_due=timer is not None and timer <= now,
         deadlines_due=deadline is not None and deadline <= now,
-        known=bool(known),
+        sessions_idle=idle_until is not None and idle_until <= now,
+        sessions=sessions or 0,
+        limited=bool(limited),
+        known=sessions is not None,
     )
 
 
@@ -113,9 +134,15 @@ def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bo
         return False, []
     starting = [save for save in saves if save.starts is not None]
     started = _start(transaction, starting)
+    existed = [
+        Existed(save.token, save.checkpoint.key, answer.id, answer.same)
+        for save, answer in zip(starting, started, strict=True)
+        if answer.existed
+    ]
     answers = iter(started)
-    kept = [save for save in saves if save.starts is None or next(answers).same]
-    transaction.change(_SQL["save"], {"saves": encode([_row(save) for save in kept]), "now": transaction.now})
+    rows = [_row(save) if save.starts is None else _child_row(save, next(answers)) for save in saves]
+    kept = [save for save, row in zip(saves, rows, strict=True) if row is not None]
+    transaction.change(_SQL["save"], {"saves": encode([row for row in rows if row]), "now": transaction.now})
     consumed = [(save.ref, save.consumes, save.checkpoint.key) for save in kept if save.consumes is not None]
     if consumed:
         transaction.change(_SQL["consume"], {"consumed": encode(consumed)})
@@ -123,21 +150,48 @@ def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bo
     progressed = [save.ref for save in kept if save.token in crashed and save.checkpoint.outcome != "open"]
     if progressed:
         transaction.change(_SQL["progress"], {"runs": encode(progressed)})
-    existed = [
-        Existed(save.token, save.checkpoint.key, answer.id, answer.same)
-        for save, answer in zip(starting, started, strict=True)
-        if answer.existed
-    ]
     return len(existed) < len(started), existed
 
 
 def _start(transaction: Transaction, saves: list[Save]) -> list[Started]:
-    quiet = Topic.WORK not in transaction.tell
     starts = [save.starts for save in saves if save.starts is not None]
-    started = enqueue(transaction, starts, [int(save.ref) for save in saves])
+    if not starts:
+        return []
+    with _quietly(transaction):
+        return enqueue(transaction, starts, [int(save.ref) for save in saves])
+
+
+def _child_row(save: Save, answer: Started) -> tuple[Any, ...] | None:
+    """The checkpoint of a child: of the run that a unique key led to; None for one whose id is another run's."""
+    if not answer.same:
+        return None
+    if save.starts is not None and answer.id != save.starts.id:
+        save = replace(save, checkpoint=replace(save.checkpoint, body=encode(answer.id)))
+    return _row(save)
+
+
+def _tell(transaction: Transaction, exchange: Exchange, head: _Head) -> None:
+    stopped = head.having(_LOST | _SETTLED)
+    told = [(said.ref, said.status) for said in exchange.told if said.token not in stopped]
+    if told:
+        transaction.change(_SQL["told"], {"told": encode(told)})
+        transaction.tell.add(Topic.STATUS)
+
+
+def _fire(transaction: Transaction, exchange: Exchange) -> bool:
+    if not exchange.fires:
+        return False
+    with _quietly(transaction):
+        return fire(transaction, exchange.fires)
+
+
+@contextmanager
+def _quietly(transaction: Transaction) -> Generator[None]:
+    """While runs are made of which others are told, if at all, when it is known whether this worker takes them."""
+    quiet = Topic.WORK not in transaction.tell
+    yield
     if quiet:
-        transaction.tell.discard(Topic.WORK)  # Whether others have to be told is known when all is claimed.
-    return started
+        transaction.tell.discard(Topic.WORK)
 
 
 def _row(save: Save) -> tuple[Any, ...]:
@@ -167,12 +221,15 @@ def _settle(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
         return False
     decided = plan(settles, head.having(_CANCELLING), transaction.now)
     woken = carry_out(transaction, decided)
+    if head.having(_SESSION):
+        transaction.change(_SQL["rest"], {"now": transaction.now})
     if decided.ended:
         transaction.tell.add(Topic.ENDED)
         children = head.having(_CHILD)
         if any(settle.token in children for settle in settles):
             transaction.tell.add(Topic.WORK)  # The parent may be running, and watch for this.
-    return woken or decided.queued
+    # A slot of a group may have gone on to a run that nobody named.
+    return woken or decided.queued or bool(head.having(_GROUP))
 
 
 def _take_up(transaction: Transaction, head: _Head) -> tuple[bool, bool]:
@@ -185,64 +242,52 @@ def _take_up(transaction: Transaction, head: _Head) -> tuple[bool, bool]:
         overdue = transaction.row(_SQL["overdue"], {"now": transaction.now, "limit": DUE_LIMIT})[0]
         expire(transaction, overdue)
         more |= len(_Numbers.decode(overdue)) == DUE_LIMIT
+    if head.sessions_idle:
+        transaction.change(_SQL["rest"], {"now": transaction.now})
+        promoted |= transaction.change(_SQL["let_go"], {"now": transaction.now, "limit": DUE_LIMIT}) > 0
     return promoted, more
 
 
-def _range(exchange: Exchange) -> tuple[int, int]:
-    first = (exchange.worker << 40) + (exchange.serial << 8)
-    return first, first + 255
-
-
-def _claim(transaction: Transaction, exchange: Exchange) -> None:
-    first, last = _range(exchange)
-    slots = min(exchange.slots, CLAIM_LIMIT)
-    token = first
-    if exchange.repeated:
-        # What the first one claimed stays claimed; only the slots that it left empty are filled.
-        params = {"worker": exchange.worker, "first": first, "last": last}
-        owned, highest = transaction.row(_SQL["claimed"], params)
-        slots -= owned
-        token = first if highest is None else highest + 1
-    if slots > 0:
-        transaction.change(
-            _SQL["claim"],
-            {
-                "worker": exchange.worker,
-                "slots": slots,
-                "token": token,
-                "bytes": CLAIM_BYTES,
-                "page": PAGE,
-                "now": transaction.now,
-            },
-        )
-
-
-def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[Exchanged, bool]:
-    """The reply, and whether anything is ready for anybody."""
+def _reply(
+    transaction: Transaction, exchange: Exchange, head: _Head, left_over: Outlook | None
+) -> tuple[Exchanged, bool]:
+    """The reply, and whether anything is ready for anybody. `left_over` replaces what the ready set alone tells."""
     now, refused = transaction.now, sorted(_refused(exchange, head))
     if not head.known:
         return Exchanged(now, [], refused, [], [], None, more=False, gone=True), True
-    first, last = _range(exchange)
-    claims, cancelled, timer, deadline, more, left = transaction.row(
-        _SQL["reply"], {"worker": exchange.worker, "first": first, "last": last, "page": PAGE}
+    first, last = token_range(exchange)
+    claims, ties, cancelled, timer, deadline, slot, due, more, left = transaction.row(
+        _SQL["reply"],
+        {
+            "worker": exchange.worker,
+            "first": first,
+            "last": last,
+            "page": PAGE,
+            "now": now,
+            "due": DUE_SCHEDULES,
+        },
     )
     return Exchanged(
         now=now,
-        claims=_claims(claims),
+        claims=_claims(claims, ties),
         refused=refused,
         cancelled=_Cancelled.decode(cancelled),
         seen=_watch(transaction, exchange, head),
-        next_at=_first(timer, deadline),
-        more=bool(more),
+        next_at=_first(timer, deadline, slot, left_over.next_at if left_over else None),
+        more=left_over.more if left_over else bool(more),
+        due=_Due.decode(due),
     ), bool(left)
 
 
-def _claims(rows: str) -> list[Claim]:
+def _claims(rows: str, ties: str) -> list[Claim]:
     claims = sorted(_Claims.decode(rows), key=lambda claim: claim.token)
+    tied = {token: each for token, *each in _Ties.decode(ties)}
     for claim in claims:
         claim.more_checkpoints = len(claim.checkpoints) > PAGE
         claim.more_signals = len(claim.signals) > PAGE
         del claim.checkpoints[PAGE:], claim.signals[PAGE:]
+        if claim.token in tied:
+            claim.group, claim.session, claim.version = tied[claim.token]
     return claims
 
 

@@ -23,7 +23,9 @@ from perdure.stores.sqlite.errors import translate
 from perdure.stores.sqlite.sql import load
 
 T = TypeVar("T")
-Lanes: TypeAlias = dict[tuple[str, str], int]
+Lane: TypeAlias = tuple[str, str, str]
+"""Queue, workflow and version."""
+Lanes: TypeAlias = dict[Lane, int]
 
 GROUP = 256
 """The most operations that are committed together: it bounds how long the first one of them waits."""

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.model import Arrived, Checkpoint, Count, Ended, RunQuery, RunRecord, State, WorkerRecord
-from perdure.stores.sqlite.enqueue import encode
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.lists import numbers
+from perdure.stores.sqlite.reasons import reasons
+from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("read")
 _AHEAD = 1000
@@ -29,21 +30,8 @@ def load_run(transaction: Transaction, run_id: str) -> RunRecord | None:
 
 
 def list_runs(transaction: Transaction, query: RunQuery) -> list[RunRecord]:
-    """Lists runs by the narrowest index there is: children of a run, failed ones, or all in order."""
-    walk = "oldest" if query.oldest_first else "newest"
-    if query.parent is not None:
-        walk += "_children"
-    elif query.states == [State.FAILED]:
-        walk += "_failed"
-    params = {
-        "states": encode(query.states) if query.states else None,
-        "workflow": query.workflow,
-        "queue": query.queue,
-        "parent": query.parent,
-        "limit": query.limit,
-        "after": query.after,
-    }
-    records = _records(transaction, transaction.row(_SQL[walk], params)[0])
+    """Lists runs, in the order of enqueueing or against it."""
+    records = _records(transaction, numbers(transaction, query))
     return sorted(records, key=lambda record: record.position, reverse=not query.oldest_first)
 
 
@@ -88,4 +76,11 @@ def dead_workers(transaction: Transaction) -> int:
 
 
 def _records(transaction: Transaction, numbers: str) -> list[RunRecord]:
-    return _Records.decode(transaction.row(_SQL["records"], {"runs": numbers})[0])
+    records = _Records.decode(transaction.row(_SQL["records"], {"runs": numbers})[0])
+    # What is kept in the row is a word for statements; what is told is found where the decision lies.
+    pending = [record for record in records if record.state is State.QUEUED or record.held is not None]
+    if pending:
+        found = reasons(transaction, encode([record.position for record in pending]))
+        for record in pending:
+            record.held = found.get(record.position)
+    return records

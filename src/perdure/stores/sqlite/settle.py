@@ -8,9 +8,8 @@ from msgspec import Struct, field
 
 from perdure.model import Json, Millis, State
 from perdure.stores.base import Settle, To
-from perdure.stores.sqlite.enqueue import encode
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("exchange")
 
@@ -20,14 +19,16 @@ _ENDS = {To.SUCCEEDED: State.SUCCEEDED, To.FAILED: State.FAILED, To.CANCELLED: S
 class Plan(Struct):
     """The rows to write for a batch of settles, by the statement that takes them."""
 
-    settles: list[tuple[int, int, State, Millis | None, int | None]] = field(default_factory=list)
+    settles: list[tuple[int, int, State, Millis | None, int | None, int | None]] = field(default_factory=list)
+    """The last part counts those that end, in their order."""
     bodies: list[tuple[int, Json]] = field(default_factory=list)
     inputs: list[tuple[int, int, Json]] = field(default_factory=list)
     waits: list[tuple[int, str, str, str, Millis | None]] = field(default_factory=list)
     retried: list[int] = field(default_factory=list)
     parked: list[int] = field(default_factory=list)
     continued: list[int] = field(default_factory=list)
-    ended: bool = False
+    failures: list[tuple[int, str]] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
     queued: bool = False
 
 
@@ -40,22 +41,24 @@ def plan(settles: Sequence[Settle], cancelling: set[int], now: Millis) -> Plan:
         if token in cancelling and to not in _ENDS:
             to = To.RELEASE
         if to in _ENDS:
-            plan.ended = True
-            plan.settles.append((ref, token, _ENDS[to], None, 0))
+            plan.settles.append((ref, token, _ENDS[to], None, 0, len(plan.ended)))
+            plan.ended.append(ref)
+            if to is To.FAILED and settle.cause:
+                plan.failures.append((ref, settle.cause))
             if settle.body is not None:
                 plan.bodies.append((ref, settle.body))
         elif to is To.PARK:
             times = [wait.at for wait in settle.waits if wait.at is not None]
-            plan.settles.append((ref, token, State.WAITING, min(times, default=None), 0))
+            plan.settles.append((ref, token, State.WAITING, min(times, default=None), 0, None))
             plan.waits += [(ref, wait.key, wait.what, wait.target, wait.at) for wait in settle.waits]
             plan.parked.append(ref)
         elif to is To.RETRY and settle.delay > 0:
-            plan.settles.append((ref, token, State.SCHEDULED, now + settle.delay, 1))
+            plan.settles.append((ref, token, State.SCHEDULED, now + settle.delay, 1, None))
             _retry(plan, ref, settle)
         else:
             plan.queued = True
             step = {To.RETRY: 1, To.CONTINUE: None}.get(to, 0)
-            plan.settles.append((ref, token, State.QUEUED, None, step))
+            plan.settles.append((ref, token, State.QUEUED, None, step, None))
             if to is To.RETRY:
                 _retry(plan, ref, settle)
             elif to is To.CONTINUE:
@@ -63,6 +66,16 @@ def plan(settles: Sequence[Settle], cancelling: set[int], now: Millis) -> Plan:
                 if settle.body is not None:
                     plan.inputs.append((ref, len(settle.body.encode()), settle.body))
     return plan
+
+
+def take_numbers(transaction: Transaction, number: int) -> int:
+    """Takes numbers in the order of finishing: as many, from the one that is returned on."""
+    return int(transaction.row(_SQL["finish"], {"number": number})[0]) + 1
+
+
+def keep_causes(transaction: Transaction, runs: Sequence[int], cause: str) -> None:
+    """Keeps one cause for runs that the store ended as failed."""
+    transaction.change(_SQL["failures"], {"failures": encode([(run, cause) for run in runs])})
 
 
 def _retry(plan: Plan, ref: int, settle: Settle) -> None:
@@ -81,9 +94,11 @@ def carry_out(transaction: Transaction, plan: Plan) -> bool:
     if plan.waits:
         # Before the runs that end: their ending must find those who park for them in the same batch.
         transaction.change(_SQL["park"], {"waits": encode(plan.waits)})
-    before = transaction.connection.total_changes
-    changed = transaction.change(_SQL["settle"], {"settles": encode(plan.settles), "now": transaction.now})
-    woken = transaction.connection.total_changes - before > changed  # By the trigger of those that ended.
+    finish = take_numbers(transaction, len(plan.ended)) if plan.ended else None
+    params = {"settles": encode(plan.settles), "now": transaction.now, "finish": finish}
+    transaction.change(_SQL["settle"], params)
+    if plan.failures:
+        transaction.change(_SQL["failures"], {"failures": encode(plan.failures)})
     if plan.bodies:
         transaction.change(_SQL["outcomes"], {"bodies": encode(plan.bodies)})
     if plan.retried:
@@ -95,6 +110,7 @@ def carry_out(transaction: Transaction, plan: Plan) -> bool:
         transaction.change(_SQL["inputs"], {"inputs": encode(plan.inputs)})
     if moving_on:
         transaction.change(_SQL["drop_outcomes"], {"runs": encode(moving_on)})
+    woken = bool(plan.ended) and bool(transaction.row(_SQL["woken"], {"runs": encode(plan.ended)})[0])
     if plan.parked:
         woken |= transaction.change(_SQL["unpark"], {"runs": encode(plan.parked), "now": transaction.now}) > 0
     return woken

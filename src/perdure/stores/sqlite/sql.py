@@ -7,6 +7,8 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from importlib import resources
 
+import msgspec
+
 _FILES = resources.files(__package__ or __name__)
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
@@ -20,6 +22,11 @@ def parse(text: str) -> dict[str, str]:
     """Splits a file at its `-- name:` lines; what stands before the first one is a comment."""
     parts = _NAME.split(text)[1:]
     return {name: _bare(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def encode(value: object) -> str:
+    """A batch as the one parameter of a statement. Texts that are JSON themselves stay texts in it."""
+    return msgspec.json.encode(value).decode()
 
 
 def migrations() -> list[tuple[int, str, str]]:

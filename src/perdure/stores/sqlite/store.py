@@ -10,12 +10,22 @@ from typing import TypeVar
 from perdure.errors import StoreError
 from perdure.model import (
     Arrived,
+    BatchRecord,
     Checkpoint,
     Count,
     Ended,
+    FailureCause,
+    LimitRecord,
+    Limits,
     Millis,
+    QueueReport,
+    Retention,
+    Revision,
     RunQuery,
     RunRecord,
+    Schedule,
+    ScheduleRecord,
+    Scope,
     Signal,
     Start,
     Started,
@@ -23,11 +33,12 @@ from perdure.model import (
     WorkerRecord,
 )
 from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Subscription, Topic
-from perdure.stores.sqlite import control, doctor, migrate, reads
+from perdure.stores.sqlite import batches, control, doctor, lists, migrate, queues, reads, retention, schedules
+from perdure.stores.sqlite import limits as limiting
 from perdure.stores.sqlite import worker as workers
 from perdure.stores.sqlite.connect import Location, connect
 from perdure.stores.sqlite.enqueue import enqueue
-from perdure.stores.sqlite.exchange import idle, perform
+from perdure.stores.sqlite.exchange import idle, perform, silent
 from perdure.stores.sqlite.executor import Executor, Operation, Transaction
 from perdure.stores.sqlite.filesystem import watch_file
 from perdure.stores.sqlite.keeper import FileKeeper, MemoryKeeper
@@ -158,11 +169,79 @@ class SqliteStore:
     async def ahead(self, run_id: str) -> int:
         return await self._read(lambda tx: reads.ahead(tx, run_id))
 
+    async def now(self) -> Millis:
+        return await self._read(lambda tx: tx.now)
+
+    async def delete(self, run_id: str, *, force: bool = False) -> int:
+        return await self._write(lambda tx: retention.delete(tx, run_id, force=force))
+
+    async def retry_many(self, query: RunQuery, *, dry_run: bool = False) -> list[str]:
+        if dry_run:
+            return await self._read(lambda tx: control.retry_many(tx, lists.retryable(tx, query), dry_run=True))
+        return await self._write(lambda tx: control.retry_many(tx, lists.retryable(tx, query), dry_run=False))
+
+    async def failures(self, query: RunQuery) -> list[FailureCause]:
+        return await self._read(lambda tx: lists.causes(tx, query))
+
+    async def label(self, run_id: str, labels: dict[str, str]) -> None:
+        return await self._write(lambda tx: batches.label(tx, run_id, labels))
+
+    async def open_batch(self, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+        return await self._write(lambda tx: batches.open_batch(tx, batch, starts, callback))
+
+    async def batch(self, batch: str) -> BatchRecord | None:
+        return await self._read(lambda tx: batches.load_batch(tx, batch))
+
     async def counts(self) -> list[Count]:
         return await self._read(reads.counts)
 
     async def workers(self) -> list[WorkerRecord]:
         return await self._read(reads.workers)
+
+    # --- limits and pauses
+
+    async def set_limits(self, scope: Scope, limits: Limits, who: str, *, declared: bool = False) -> LimitRecord:
+        return await self._write(lambda tx: limiting.set_limits(tx, scope, limits, who, declared=declared))
+
+    async def pause(self, scope: Scope, who: str, *, paused: bool = True) -> LimitRecord:
+        return await self._write(lambda tx: limiting.pause(tx, scope, who, paused=paused))
+
+    async def limits(self) -> list[LimitRecord]:
+        return await self._read(limiting.limits)
+
+    async def revisions(self, scope: Scope | None = None, *, limit: int = 50) -> list[Revision]:
+        return await self._read(lambda tx: limiting.revisions(tx, scope, limit))
+
+    async def queues(self) -> list[QueueReport]:
+        return await self._read(queues.report)
+
+    # --- schedules and retention
+
+    async def put_schedule(self, schedule: Schedule, next_slot: Millis | None, *, declared: bool) -> ScheduleRecord:
+        return await self._write(lambda tx: schedules.put(tx, schedule, next_slot, declared=declared))
+
+    async def schedules(self) -> list[ScheduleRecord]:
+        return await self._read(schedules.listed)
+
+    async def pause_schedule(
+        self, name: str, *, paused: bool = True, next_slot: Millis | None = None
+    ) -> ScheduleRecord:
+        return await self._write(lambda tx: schedules.pause(tx, name, paused=paused, next_slot=next_slot))
+
+    async def remove_schedule(self, name: str) -> None:
+        return await self._write(lambda tx: schedules.remove(tx, name))
+
+    async def prune(self, policies: Sequence[Retention], *, limit: int) -> int:
+        removed = 0
+        more = True
+        while more and removed < limit:
+            # What is to go is looked for without the lock that all writers share.
+            due = await self._read(lambda tx, left=limit - removed: retention.due(tx, policies, left))
+            if not due.parents and not due.endings:
+                break
+            gone, more = await self._write(lambda tx, due=due: retention.prune(tx, due))
+            removed += gone
+        return removed
 
     # --- workers
 
@@ -175,7 +254,7 @@ class SqliteStore:
         return FileKeeper(self._location, worker, lease, self._clock)
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
-        if self._reader is not self._writer and not (exchange.saves or exchange.settles or exchange.repeated):
+        if self._reader is not self._writer and silent(exchange):
             # Polls that find nothing stay away from the lock that the writers of all processes share.
             reply = await self._read(lambda tx: idle(tx, exchange))
             if reply is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from perdure.blame import Suspect, judge
-from perdure.model import Json, State, poisoned
+from perdure.model import POISONED, Json, State, poisoned
 from perdure.stores.base import Registration, Topic
-from perdure.stores.sqlite.enqueue import encode
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.settle import keep_causes, take_numbers
+from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("worker")
 _OUTCOMES = load("exchange")["outcomes"]
@@ -21,22 +21,25 @@ _Ids = msgspec.json.Decoder(list[int])
 
 def register(transaction: Transaction, worker: Registration) -> int:
     """Begins an incarnation and returns its id."""
-    queues, workflows = encode(worker.queues), encode(worker.workflows)
+    versions = [(workflow, version) for workflow, known in worker.versions.items() for version in known]
     cursor = transaction.connection.execute(
         _SQL["register"],
         {
             "name": worker.name,
             "host": worker.host,
             "pid": worker.pid,
-            "queues": queues,
-            "workflows": workflows,
+            "queues": encode(worker.queues),
+            "workflows": encode(worker.workflows),
+            "versions": encode(versions),
+            "sessions": worker.sessions,
+            "session_idle": worker.session_idle,
             "concurrency": worker.concurrency,
             "now": transaction.now,
             "lease": worker.lease,
         },
     )
     number = cursor.lastrowid or 0
-    transaction.change(_SQL["serve"], {"worker": number, "queues": queues, "workflows": workflows})
+    transaction.change(_SQL["serve"], {"worker": number})
     return number
 
 
@@ -66,13 +69,18 @@ def _take_back(transaction: Transaction, workers: str) -> int:
         errors: list[tuple[int, Json]] = [(v.ref, poisoned(v.crashes)) for v in verdicts if v.state is State.FAILED]
         if errors:
             transaction.change(_OUTCOMES, {"bodies": encode(errors)})
+            keep_causes(transaction, [run for run, _ in errors], POISONED)
             transaction.tell.add(Topic.ENDED)
-        transaction.change(_SQL["take_back"], {"runs": encode(verdicts), "now": transaction.now})
+        finish = take_numbers(transaction, len(verdicts)) if errors else 0
+        params = {"runs": encode(verdicts), "now": transaction.now, "finish": finish}
+        transaction.change(_SQL["take_back"], params)
         transaction.tell.add(Topic.WORK)
     _forget(transaction, workers)
     return len(runs)
 
 
 def _forget(transaction: Transaction, workers: str) -> None:
+    if transaction.change(_SQL["leave_sessions"], {"workers": workers}):
+        transaction.tell.add(Topic.WORK)
     transaction.change(_SQL["forget_lanes"], {"workers": workers})
     transaction.change(_SQL["forget"], {"workers": workers})

@@ -34,8 +34,11 @@ WHERE r.finished_at IS NULL;
 
 -- name: end
 -- Ends runs that nobody owns. Uses the primary key; fires run_ended.
-UPDATE run SET state = :state, wake_at = NULL, cancelling = NULL, cut_off = 0, finished_at = :now
-WHERE seq IN (SELECT value FROM json_each(:runs));
+UPDATE run SET
+    state = :state, held = NULL, wake_at = NULL, cancelling = NULL, cut_off = 0, finished_at = :now,
+    finish = :finish + e.key
+FROM json_each(:runs) AS e
+WHERE run.seq = e.value;
 
 -- name: same_outcome
 -- Keeps one body for many runs. Uses the primary key.
@@ -51,16 +54,28 @@ WHERE seq IN (SELECT value FROM json_each(:runs)) AND cancelling IS NULL;
 SELECT position FROM checkpoint WHERE run = :run AND key = :key;
 
 -- name: rewind
--- Clears the checkpoints that failed, and all from a position on. Uses the primary key.
-DELETE FROM checkpoint WHERE run = :run AND (outcome = 'error' OR position >= :position);
+-- Clears all checkpoints from a position on. Uses the primary key.
+DELETE FROM checkpoint WHERE run = :run AND position >= :position;
 
 -- name: again
--- Queues a run that ended once more. Uses the primary key.
+-- Queues runs that ended once more. Uses the primary key.
 UPDATE run SET
     state = 'queued', attempt = attempt + 1, crashes = 0, cut_off = 0, deadline = NULL, cancelling = NULL,
-    finished_at = NULL
-WHERE seq = :run;
+    finished_at = NULL, finish = NULL
+WHERE seq IN (SELECT value FROM json_each(:runs));
 
--- name: drop_outcome
--- Forgets the outcome of a run. Uses the primary key.
-DELETE FROM outcome WHERE run = :run;
+-- name: drop_outcomes
+-- Forgets the outcomes of runs. Uses the primary key.
+DELETE FROM outcome WHERE run IN (SELECT value FROM json_each(:runs));
+
+-- name: drop_failures
+-- Forgets why runs failed. Uses the primary key.
+DELETE FROM failure WHERE run IN (SELECT value FROM json_each(:runs));
+
+-- name: drop_errors
+-- Clears the checkpoints that failed. Uses the primary key.
+DELETE FROM checkpoint WHERE run IN (SELECT value FROM json_each(:runs)) AND outcome = 'error';
+
+-- name: ids
+-- The ids of runs, in the order of their numbers. Uses the primary key.
+SELECT json_group_array(r.id) FROM json_each(:runs) AS e CROSS JOIN run AS r ON r.seq = e.value;

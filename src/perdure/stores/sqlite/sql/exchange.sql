@@ -3,8 +3,10 @@
 
 -- name: head
 -- What the rest of the exchange depends on: of the claims that are named, those with something to be minded (flags:
--- 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a parent), the next times, the worker's lease.
--- Reads by primary key; run_timer and run_deadline for their first entry.
+-- 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a parent, 32 has a session, 64 has a group), the
+-- next times, when the first session has been idle for long enough, how
+-- many sessions the worker may own (NULL when it is not known), and whether claims have to look at budgets.
+-- Reads by primary key; run_timer, run_deadline, schedule_next, session_idle and scope_budget for one entry.
 SELECT
     (
         SELECT json_group_array(json_array(token, flags))
@@ -14,6 +16,7 @@ SELECT
                 CASE
                     WHEN r.state = 'running' AND r.token = json_extract(e.value, '$[1]') THEN
                         (r.cancelling IS NOT NULL) * 4 + (r.crashes > 0) * 8 + (r.parent IS NOT NULL) * 16
+                        + (r.session IS NOT NULL) * 32 + (r.grp IS NOT NULL) * 64
                     WHEN r.settled = json_extract(e.value, '$[1]') THEN 2
                     ELSE 1
                 END AS flags
@@ -27,7 +30,13 @@ SELECT
         WHERE deadline IS NOT NULL AND finished_at IS NULL AND cancelling IS NULL
         ORDER BY deadline LIMIT 1
     ),
-    EXISTS (SELECT 1 FROM worker WHERE id = :worker);
+    (
+        SELECT next_slot FROM schedule INDEXED BY schedule_next
+        WHERE next_slot > :now AND paused = 0 ORDER BY next_slot LIMIT 1
+    ),
+    (SELECT idle_until FROM session WHERE idle_until IS NOT NULL ORDER BY idle_until LIMIT 1),
+    (SELECT sessions FROM worker WHERE id = :worker),
+    EXISTS (SELECT 1 FROM scope INDEXED BY scope_budget WHERE budget = 1);
 
 -- name: save
 -- Keeps checkpoints at new positions, in the order of the batch. Uses the primary key and checkpoint_key.
@@ -89,7 +98,8 @@ UPDATE run SET crashes = 0 WHERE seq IN (SELECT value FROM json_each(:runs));
 
 -- name: settle
 -- Ends claims: each goes to a state, with a timer or without. Uses the primary key; ending fires run_ended.
--- The attempt is counted up by `step` (retry), or begins anew when that is NULL (continue).
+-- The attempt is counted up by `step` (retry), or begins anew when that is NULL (continue). `number` counts those that
+-- end.
 UPDATE run SET
     state = e.state,
     wake_at = e.wake_at,
@@ -98,18 +108,51 @@ UPDATE run SET
     cut_off = 0,
     worker = NULL,
     settled = e.token,
-    cancelling = CASE WHEN e.state IN ('succeeded', 'failed', 'cancelled') THEN NULL ELSE cancelling END,
-    finished_at = CASE WHEN e.state IN ('succeeded', 'failed', 'cancelled') THEN :now END
+    cancelling = CASE WHEN e.number IS NULL THEN cancelling END,
+    finished_at = CASE WHEN e.number IS NOT NULL THEN :now END,
+    finish = :finish + e.number
 FROM (
     SELECT
         json_extract(value, '$[0]') AS seq,
         json_extract(value, '$[1]') AS token,
         json_extract(value, '$[2]') AS state,
         json_extract(value, '$[3]') AS wake_at,
-        json_extract(value, '$[4]') AS step
+        json_extract(value, '$[4]') AS step,
+        json_extract(value, '$[5]') AS number
     FROM json_each(:settles)
 ) AS e
 WHERE run.seq = e.seq;
+
+-- name: finish
+-- Gives out numbers in the order of finishing; returns the last one that was given out before.
+UPDATE finish SET last = last + :number RETURNING last - :number;
+
+-- name: woken
+-- Whether the end of one of the runs made a run ready that was parked for it, or may have completed a batch. Looks at
+-- the runs only if there are such waits or batches at all. Uses wait_run and primary keys.
+SELECT CASE
+    WHEN EXISTS (SELECT 1 FROM wait INDEXED BY wait_run WHERE what = 'run') OR EXISTS (SELECT 1 FROM batch) THEN EXISTS (
+        SELECT 1
+        FROM json_each(:runs) AS e
+        CROSS JOIN run AS r ON r.seq = e.value
+        WHERE r.batch IS NOT NULL
+            OR EXISTS (
+                SELECT 1
+                FROM wait AS w INDEXED BY wait_run CROSS JOIN run AS p ON p.seq = w.run
+                WHERE w.what = 'run' AND w.target = r.id AND p.state = 'queued'
+            )
+    )
+END;
+
+-- name: failures
+-- Keeps why runs failed. Uses the primary key.
+INSERT OR REPLACE INTO failure (run, cause)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:failures);
+
+-- name: told
+-- Keeps what runs say of their progress. Uses the primary key.
+INSERT OR REPLACE INTO status (run, body)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:told);
 
 -- name: outcomes
 -- Keeps the bodies of runs. Uses the primary key.
@@ -178,7 +221,7 @@ WHERE seq IN (SELECT value FROM json_each(:runs))
 
 -- name: promote
 -- Queues runs whose timer is due, a bounded number. Uses run_timer.
-UPDATE run SET state = 'queued', wake_at = NULL
+UPDATE run SET state = 'queued', wake_at = NULL, held = NULL
 WHERE seq IN (SELECT seq FROM run WHERE wake_at <= :now ORDER BY wake_at LIMIT :limit);
 
 -- name: overdue
@@ -194,22 +237,23 @@ FROM (
 -- Gives the first ready runs of the worker's lanes to it, in order, as long as they fit into the bytes. Walks at most
 -- :slots entries of run_ready for each lane; all it touches is claimed, or comes right after what is.
 WITH picked AS MATERIALIZED (
-    SELECT r.seq, r.priority
+    SELECT r.seq, r.priority, r.place
     FROM worker_lane AS s CROSS JOIN run AS r
     WHERE s.worker = :worker
         AND r.seq IN (
             SELECT q.seq FROM run AS q INDEXED BY run_ready
-            WHERE q.lane = s.lane AND q.state = 'queued' AND q.held IS NULL
-            ORDER BY q.priority, q.seq
+            WHERE q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
+            ORDER BY q.priority, q.place, q.seq
             LIMIT :slots
         )
-    ORDER BY r.priority, r.seq
+    ORDER BY r.priority, r.place, r.seq
     LIMIT :slots
 ),
 sized AS (
     SELECT
         p.seq,
         p.priority,
+        p.place,
         i.size + coalesce(
             (
                 SELECT sum(size)
@@ -220,17 +264,125 @@ sized AS (
     FROM picked AS p CROSS JOIN input AS i ON i.run = p.seq
 ),
 ranked AS (
-    SELECT seq, row_number() OVER places AS place, sum(size) OVER places AS bytes
+    SELECT seq, row_number() OVER places AS number, sum(size) OVER places AS bytes
     FROM sized
-    WINDOW places AS (ORDER BY priority, seq ROWS UNBOUNDED PRECEDING)
+    WINDOW places AS (ORDER BY priority, place, seq ROWS UNBOUNDED PRECEDING)
 )
 UPDATE run SET
     state = 'running',
     worker = :worker,
-    token = :token + ranked.place - 1,
+    token = :token + ranked.number - 1,
     started_at = coalesce(started_at, :now)
 FROM ranked
-WHERE run.seq = ranked.seq AND (ranked.place = 1 OR ranked.bytes <= :bytes);
+WHERE run.seq = ranked.seq AND (ranked.number = 1 OR ranked.bytes <= :bytes);
+
+-- name: heads
+-- The first ready runs of the worker's lanes, for a claim that has to look at budgets or sessions: where there are
+-- many in a lane no more than :slots, whose runs it may not own no run at all (:least). Uses run_ready.
+SELECT json_group_array(json_array(seq, priority, place, queue, workflow, grp, session))
+FROM (
+    SELECT
+        r.seq, r.priority, r.place, l.queue, l.workflow, coalesce(g.key, '') AS grp,
+        CASE WHEN r.owner = -1 THEN r.session END AS session
+    FROM worker_lane AS s
+    CROSS JOIN lane AS l ON l.id = s.lane
+    CROSS JOIN run AS r
+    LEFT JOIN grp AS g ON g.id = r.grp
+    WHERE s.worker = :worker
+        AND s.owner >= :least
+        AND r.seq IN (
+            SELECT q.seq FROM run AS q INDEXED BY run_ready
+            WHERE q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
+            ORDER BY q.priority, q.place, q.seq
+            LIMIT :slots
+        )
+);
+
+-- name: rooms
+-- How many more sessions the worker may own, until when it keeps the first one of those of which no run is there, and
+-- whether a run is ready in its lanes whose session nobody owns. Uses session_owned and run_ready.
+SELECT
+    w.sessions - (SELECT count(*) FROM session AS s INDEXED BY session_owned WHERE s.owner = w.id),
+    (
+        SELECT s.idle_until FROM session AS s INDEXED BY session_owned
+        WHERE s.owner = w.id AND s.idle_until > 0 ORDER BY s.idle_until LIMIT 1
+    ),
+    EXISTS (
+        SELECT 1
+        FROM worker_lane AS s CROSS JOIN run AS q INDEXED BY run_ready
+        WHERE s.worker = w.id AND s.owner = -1
+            AND q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
+    )
+FROM worker AS w WHERE w.id = :worker;
+
+-- name: budgets
+-- The limits and rates that claims have to keep to: all but those of groups, and those of the groups that are named.
+-- Uses scope_budget.
+SELECT json_group_array(
+    json_array(kind, name, running, rate_count, rate_period, rate_burst, debt, debt_at)
+)
+FROM scope INDEXED BY scope_budget
+WHERE budget = 1
+    AND (
+        kind = 'namespace'
+        OR kind = 'queue'
+        OR kind = 'workflow'
+        OR (kind = 'group' AND name IN (SELECT value FROM json_each(:groups)))
+    );
+
+-- name: running
+-- How many runs of each queue and workflow are running. Walks run_owned, and nothing but it.
+SELECT json_group_array(json_array(l.queue, l.workflow, n.runs))
+FROM (SELECT lane, count(*) AS runs FROM run INDEXED BY run_owned WHERE state = 'running' GROUP BY lane) AS n
+CROSS JOIN lane AS l ON l.id = n.lane;
+
+-- name: take
+-- Gives runs to the worker, in the order of the list, as long as they fit into the bytes. Uses the primary key.
+UPDATE run SET
+    state = 'running',
+    worker = :worker,
+    token = :token + ranked.key,
+    started_at = coalesce(started_at, :now)
+FROM (
+    SELECT seq, key, sum(size) OVER (ORDER BY key ROWS UNBOUNDED PRECEDING) AS bytes
+    FROM (
+        SELECT
+            e.key,
+            i.run AS seq,
+            i.size + coalesce(
+                (
+                    SELECT sum(size)
+                    FROM (SELECT size FROM checkpoint AS c WHERE c.run = i.run ORDER BY c.position LIMIT :page)
+                ),
+                0
+            ) AS size
+        FROM json_each(:runs) AS e CROSS JOIN input AS i ON i.run = e.value
+    )
+) AS ranked
+WHERE run.seq = ranked.seq AND (ranked.key = 0 OR ranked.bytes <= :bytes);
+
+-- name: spend
+-- Notes what began by the rates of scopes. Uses the primary key.
+UPDATE scope SET debt = json_extract(e.value, '$[2]'), debt_at = json_extract(e.value, '$[3]')
+FROM json_each(:rates) AS e
+WHERE scope.kind = json_extract(e.value, '$[0]') AND scope.name = json_extract(e.value, '$[1]');
+
+-- name: put_off
+-- Keeps runs until the time at which the rates of their groups let them begin. Uses the primary key.
+UPDATE run SET state = 'scheduled', held = 'rate', wake_at = json_extract(e.value, '$[1]')
+FROM json_each(:runs) AS e
+WHERE run.seq = json_extract(e.value, '$[0]');
+
+-- name: rest
+-- Sets how long owners keep the sessions of which no run is there any more. Uses session_idle.
+UPDATE session SET
+    idle_until = :now + (SELECT w.session_idle FROM worker AS w WHERE w.id = session.owner)
+WHERE idle_until = 0;
+
+-- name: let_go
+-- Ends the ownership of sessions that were idle long enough, a bounded number. Uses session_idle.
+UPDATE session SET owner = NULL
+WHERE id IN (SELECT id FROM session WHERE idle_until > 0 AND idle_until <= :now ORDER BY idle_until LIMIT :limit);
 
 -- name: claimed
 -- How many runs the worker owns of a range of tokens, and the last of these tokens. Uses run_owned.
@@ -288,8 +440,8 @@ WHERE position IS NOT NULL OR ended IS NOT NULL OR at <= :now;
 
 -- name: reply
 -- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals, one more
--- than a page where there are more; owned runs to be cancelled; the next times; whether more is ready for it, and whether anything is ready for anybody.
--- Uses run_owned, run_cancelling, run_timer, run_deadline, run_ready, and primary keys.
+-- than a page where there are more; what ties some of them to others; owned runs to be cancelled; the next times; schedules that are due; whether more is ready for it, and whether anything is ready for anybody.
+-- Uses run_owned, run_cancelling, run_timer, run_deadline, schedule_next, run_ready, and primary keys.
 SELECT
     (
         SELECT json_group_array(
@@ -335,6 +487,11 @@ SELECT
                     LEFT JOIN outcome AS o ON o.run = t.seq
                     WHERE w.run = r.seq AND w.what = 'run'
                 ),
+                'labels', CASE
+                    WHEN (SELECT EXISTS (SELECT 1 FROM label))
+                    THEN (SELECT json_group_object(b.key, b.value) FROM label AS b WHERE b.run = r.seq)
+                    ELSE json('{}')
+                END,
                 'more_checkpoints', json('false'),
                 'more_signals', json('false')
             )
@@ -343,6 +500,15 @@ SELECT
         CROSS JOIN lane AS l ON l.id = r.lane
         CROSS JOIN input AS i ON i.run = r.seq
         WHERE r.worker = :worker AND r.state = 'running' AND r.token BETWEEN :first AND :last
+    ),
+    (
+        SELECT json_group_array(json_array(r.token, coalesce(g.key, ''), coalesce(s.key, ''), l.version))
+        FROM run AS r INDEXED BY run_owned
+        CROSS JOIN lane AS l ON l.id = r.lane
+        LEFT JOIN grp AS g ON g.id = r.grp
+        LEFT JOIN session AS s ON s.id = r.session
+        WHERE r.worker = :worker AND r.state = 'running' AND r.token BETWEEN :first AND :last
+            AND (r.grp IS NOT NULL OR r.session IS NOT NULL OR l.version <> '')
     ),
     (
         SELECT json_group_array(
@@ -360,9 +526,26 @@ SELECT
         WHERE deadline IS NOT NULL AND finished_at IS NULL AND cancelling IS NULL
         ORDER BY deadline LIMIT 1
     ),
+    (
+        SELECT next_slot FROM schedule INDEXED BY schedule_next
+        WHERE next_slot > :now AND paused = 0 ORDER BY next_slot LIMIT 1
+    ),
+    (
+        SELECT json_group_array(
+            json_object(
+                'schedule', json(spec), 'paused', json('false'), 'next_slot', next_slot, 'last_slot', last_slot,
+                'last_run', last_run, 'declared', json(iif(declared, 'true', 'false'))
+            )
+        )
+        FROM (
+            SELECT * FROM schedule INDEXED BY schedule_next
+            WHERE next_slot <= :now AND paused = 0 ORDER BY next_slot LIMIT :due
+        )
+    ),
     EXISTS (
         SELECT 1
         FROM worker_lane AS s CROSS JOIN run AS q INDEXED BY run_ready
-        WHERE s.worker = :worker AND q.lane = s.lane AND q.state = 'queued' AND q.held IS NULL
+        WHERE s.worker = :worker
+            AND q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
     ),
     EXISTS (SELECT 1 FROM run INDEXED BY run_ready WHERE state = 'queued' AND held IS NULL);

@@ -30,7 +30,15 @@ SELECT json_group_array(
             SELECT json_group_array(json_object('key', w.key, 'what', w.what, 'target', w.target, 'at', w.at))
             FROM wait AS w WHERE w.run = r.seq AND r.state = 'waiting'
         ),
-        'position', r.seq
+        'position', r.seq,
+        'version', l.version,
+        'group', coalesce((SELECT g.key FROM grp AS g WHERE g.id = r.grp), ''),
+        'session', coalesce((SELECT s.key FROM session AS s WHERE s.id = r.session), ''),
+        'unique', coalesce(r.unique_key, ''),
+        'batch', coalesce(r.batch, ''),
+        'labels', (SELECT json_group_object(b.key, b.value) FROM label AS b WHERE b.run = r.seq),
+        'status', (SELECT s.body FROM status AS s WHERE s.run = r.seq),
+        'cause', (SELECT f.cause FROM failure AS f WHERE f.run = r.seq)
     )
 )
 FROM json_each(:runs) AS e
@@ -42,80 +50,6 @@ LEFT JOIN outcome AS o ON o.run = r.seq;
 -- name: one
 -- The number of a run, as a list. Uses the unique index of run ids.
 SELECT json_group_array(seq) FROM run WHERE id = :id;
-
--- name: newest
--- Numbers of runs, newest first. Walks the primary key.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.seq < coalesce(:after, 9223372036854775807)
-        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq DESC LIMIT :limit
-);
-
--- name: oldest
--- Numbers of runs, oldest first. Walks the primary key.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.seq > coalesce(:after, -1)
-        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq LIMIT :limit
-);
-
--- name: newest_failed
--- Numbers of failed runs, newest first. Walks run_failed.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r INDEXED BY run_failed CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.state = 'failed'
-        AND r.seq < coalesce(:after, 9223372036854775807)
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq DESC LIMIT :limit
-);
-
--- name: oldest_failed
--- Numbers of failed runs, oldest first. Walks run_failed.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r INDEXED BY run_failed CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.state = 'failed'
-        AND r.seq > coalesce(:after, -1)
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq LIMIT :limit
-);
-
--- name: newest_children
--- Numbers of the children of a run, newest first. Walks run_child.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r INDEXED BY run_child CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.parent = :parent
-        AND r.seq < coalesce(:after, 9223372036854775807)
-        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq DESC LIMIT :limit
-);
-
--- name: oldest_children
--- Numbers of the children of a run, oldest first. Walks run_child.
-SELECT json_group_array(seq)
-FROM (
-    SELECT r.seq FROM run AS r INDEXED BY run_child CROSS JOIN lane AS l ON l.id = r.lane
-    WHERE r.parent = :parent
-        AND r.seq > coalesce(:after, -1)
-        AND (:states IS NULL OR r.state IN (SELECT value FROM json_each(:states)))
-        AND (:workflow IS NULL OR l.workflow = :workflow)
-        AND (:queue IS NULL OR l.queue = :queue)
-    ORDER BY r.seq LIMIT :limit
-);
 
 -- name: ended
 -- Of some runs, those that have ended. Uses the unique index of run ids.
@@ -167,16 +101,43 @@ FROM (
     CROSS JOIN lane AS own ON own.id = r.lane
     CROSS JOIN lane AS l ON l.queue = own.queue
     CROSS JOIN run AS q INDEXED BY run_ready
-        ON q.lane = l.id AND q.state = 'queued' AND q.held IS NULL AND (q.priority, q.seq) < (r.priority, r.seq)
+        ON q.lane = l.id AND q.owner IN (0, r.owner) AND q.state = 'queued' AND q.held IS NULL AND (q.priority, q.place, q.seq) < (r.priority, r.place, r.seq)
     WHERE r.id = :id AND r.state = 'queued'
     LIMIT :limit
 );
 
 -- name: counts
--- How many runs each lane has in each state. Walks all runs.
-SELECT json_group_array(json_object('queue', l.queue, 'workflow', l.workflow, 'state', n.state, 'runs', n.runs))
-FROM (SELECT lane, state, count(*) AS runs FROM run GROUP BY lane, state) AS n
-JOIN lane AS l ON l.id = n.lane;
+-- How many runs of each workflow are in each state, by queue. Walks the lanes, and of runs those that are running,
+-- scheduled or waiting, by run_owned and run_away.
+WITH away AS MATERIALIZED (
+    SELECT lane, state, count(*) AS runs FROM run INDEXED BY run_away
+    WHERE state IN ('scheduled', 'waiting') GROUP BY lane, state
+    UNION ALL
+    SELECT lane, state, count(*) FROM run INDEXED BY run_owned WHERE state = 'running' GROUP BY lane
+),
+counted AS (
+    SELECT lane, state, runs FROM away
+    UNION ALL
+    SELECT id, 'succeeded', succeeded FROM lane
+    UNION ALL
+    SELECT id, 'failed', failed FROM lane
+    UNION ALL
+    SELECT id, 'cancelled', cancelled FROM lane
+    UNION ALL
+    SELECT
+        l.id,
+        'queued',
+        l.runs - l.succeeded - l.failed - l.cancelled
+        - coalesce((SELECT sum(a.runs) FROM away AS a WHERE a.lane = l.id), 0)
+    FROM lane AS l
+)
+SELECT json_group_array(json_object('queue', queue, 'workflow', workflow, 'state', state, 'runs', runs))
+FROM (
+    SELECT l.queue, l.workflow, c.state, sum(c.runs) AS runs
+    FROM counted AS c JOIN lane AS l ON l.id = c.lane
+    WHERE c.runs > 0
+    GROUP BY l.queue, l.workflow, c.state
+);
 
 -- name: workers
 -- The live incarnations. Walks the workers, which are few, and run_owned for each.
@@ -188,6 +149,14 @@ SELECT json_group_array(
         'pid', w.pid,
         'queues', json(w.queues),
         'workflows', json(w.workflows),
+        'versions', (
+            SELECT json_group_object(v.workflow, json(v.versions))
+            FROM (
+                SELECT json_extract(value, '$[0]') AS workflow, json_group_array(json_extract(value, '$[1]')) AS versions
+                FROM json_each(w.versions) GROUP BY 1
+            ) AS v
+        ),
+        'sessions', w.sessions,
         'concurrency', w.concurrency,
         'started_at', w.started_at,
         'lease_until', w.lease_until,

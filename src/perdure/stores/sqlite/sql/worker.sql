@@ -2,16 +2,32 @@
 
 -- name: register
 -- Begins an incarnation.
-INSERT INTO worker (name, host, pid, queues, workflows, concurrency, started_at, lease_until)
-VALUES (:name, :host, :pid, :queues, :workflows, :concurrency, :now, :now + :lease);
+INSERT INTO worker (
+    name, host, pid, queues, workflows, versions, sessions, session_idle, concurrency, started_at, lease_until
+)
+VALUES (
+    :name, :host, :pid, :queues, :workflows, :versions, :sessions, :session_idle, :concurrency, :now, :now + :lease
+);
 
 -- name: serve
--- Ties an incarnation to the lanes that exist. Uses the unique index of lane.
-INSERT OR IGNORE INTO worker_lane (worker, lane)
-SELECT :worker, l.id
-FROM json_each(:queues) AS q
-CROSS JOIN json_each(:workflows) AS w
-CROSS JOIN lane AS l ON l.queue = q.value AND l.workflow = w.value;
+-- Ties an incarnation (all, when :worker is NULL) to the lanes that it serves, that exist and are not paused. Walks the
+-- workers, which are few, and the unique index of lane.
+INSERT OR IGNORE INTO worker_lane (worker, owner, lane)
+SELECT w.id, o.value, l.id
+FROM worker AS w
+CROSS JOIN json_each(w.queues) AS q
+CROSS JOIN json_each(w.workflows) AS f
+CROSS JOIN lane AS l ON l.queue = q.value AND l.workflow = f.value
+CROSS JOIN json_each(CASE WHEN w.sessions > 0 THEN json_array(0, w.id, -1) ELSE '[0]' END) AS o
+WHERE (:worker IS NULL OR w.id = :worker)
+    AND NOT l.paused
+    AND (
+        l.version = ''
+        OR EXISTS (
+            SELECT 1 FROM json_each(w.versions) AS v
+            WHERE json_extract(v.value, '$[0]') = l.workflow AND json_extract(v.value, '$[1]') = l.version
+        )
+    );
 
 -- name: renew
 -- Extends a lease from now on, by the clock of the test or, as a rule, that of SQLite. Uses the primary key.
@@ -49,9 +65,11 @@ UPDATE run SET
     worker = NULL,
     token = NULL,
     cancelling = CASE WHEN e.state = 'failed' THEN NULL ELSE cancelling END,
-    finished_at = CASE WHEN e.state = 'failed' THEN :now END
+    finished_at = CASE WHEN e.state = 'failed' THEN :now END,
+    finish = CASE WHEN e.state = 'failed' THEN :finish + e.place END
 FROM (
     SELECT
+        key AS place,
         json_extract(value, '$[0]') AS seq,
         json_extract(value, '$[1]') AS state,
         json_extract(value, '$[2]') AS crashes,
@@ -72,3 +90,7 @@ DELETE FROM worker WHERE id IN (SELECT value FROM json_each(:workers));
 -- name: forget_lanes
 -- Unties incarnations from their lanes. Uses the primary key.
 DELETE FROM worker_lane WHERE worker IN (SELECT value FROM json_each(:workers));
+
+-- name: leave_sessions
+-- Ends what incarnations own of sessions; their runs are for others then. Uses session_owned.
+UPDATE session SET owner = NULL WHERE owner IN (SELECT value FROM json_each(:workers));

@@ -1,0 +1,155 @@
+"""`Batch`: a handle on runs that were started together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from perdure.call import Call, Stream
+from perdure.engine.history import through_outages
+from perdure.engine.scope import workflow_scope
+from perdure.errors import BatchNotFound, PerdureError
+from perdure.model import BatchRecord
+from perdure.run import Run
+from perdure.stores.base import Store, Topic
+
+if TYPE_CHECKING:
+    from perdure.client import Client
+
+R = TypeVar("R")
+
+_ASKED = 1000
+"""Runs whose outcomes one call to the store asks for."""
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """How far a batch has come, at one moment."""
+
+    total: int
+    succeeded: int
+    failed: int
+    cancelled: int
+
+    @property
+    def done(self) -> int:
+        """How many of its runs have ended, however they ended."""
+        return self.succeeded + self.failed + self.cancelled
+
+    @property
+    def left(self) -> int:
+        return self.total - self.done
+
+
+class Batch(Generic[R]):
+    """Runs that were started together with `start_batch`, by the id of the batch.
+
+    Making a handle asks nothing of the store; its methods do, and raise `BatchNotFound` when it has no such batch. The
+    run of the n-th item (from 0) has the id of the batch with `/n` behind it.
+    """
+
+    def __init__(self, client: Client, batch_id: str, run: Callable[[str], Run[R]], *, existed: bool = False) -> None:
+        self.id = batch_id
+        self.existed = existed
+        """Whether the start that gave this handle found the batch there already."""
+        self._client = client
+        self._run = run
+
+    def progress(self) -> Call[BatchProgress]:
+        """How many of its runs have ended, how, and how many are left."""
+
+        async def progress() -> BatchProgress:
+            return _progress(await self._record(await self._client.store()))
+
+        return Call(progress, f"progress() of batch {self.id}")
+
+    def runs(self) -> Call[list[Run[R]]]:
+        """Handles on its runs, in the order of the items."""
+
+        async def runs() -> list[Run[R]]:
+            return self._runs((await self._record(await self._client.store())).total)
+
+        return Call(runs, f"runs() of batch {self.id}")
+
+    def result(self) -> Call[list[R]]:
+        """The results of its runs, in the order of the items, once all have ended.
+
+        Raises `RunFailed` or `RunCancelled`, of the first in that order, when one did not succeed. Inside of a
+        workflow it is a durable wait for all of them.
+        """
+        scope = workflow_scope(self._client, f"batch {self.id}")
+        what = f"result() of batch {self.id}"
+        if scope is None:
+            return Call(self._result, what)
+        execution = scope.execution
+
+        async def wait_durably() -> list[R]:
+            with execution.in_flight():
+                record = await through_outages(lambda: self._record(execution.runtime.store))
+            # Side by side, so that the run is put away for all of them at once.
+            outcomes = await asyncio.gather(*(run.result() for run in self._runs(record.total)), return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            return cast("list[R]", outcomes)
+
+        return Call(wait_durably, what, execution)
+
+    def ended(self) -> Stream[Run[R]]:
+        """Its runs as they end, each once; those that have ended already come first. Not inside of a workflow, where
+        the order would be another one when it is replayed.
+
+            async for run in batch.ended():
+                print(run.id, await run.result())
+        """
+        if workflow_scope(self._client, f"batch {self.id}") is not None:
+            raise PerdureError("ended() of a batch has an order that replay can't repeat: use result() in a workflow")
+        return Stream(self._ended(), f"ended() of batch {self.id}")
+
+    async def _result(self) -> list[R]:
+        runs: list[Run[R]] = []
+        async with aclosing(self._client.follow(self._record, Topic.ENDED)) as records:
+            async for record in records:
+                if not _progress(record).left:
+                    runs = self._runs(record.total)
+                    break
+        return [await run.result() for run in runs]
+
+    async def _ended(self) -> AsyncGenerator[Run[R]]:
+        waiting: dict[str, Run[R]] | None = None
+        async with aclosing(self._client.follow(self._record, Topic.ENDED)) as records:
+            async for record in records:
+                if waiting is None:
+                    waiting = {run.id: run for run in self._runs(record.total)}
+                if _progress(record).left < len(waiting):
+                    for run_id in await self._among(list(waiting)):
+                        yield waiting.pop(run_id)
+                if not waiting:
+                    return
+
+    async def _among(self, run_ids: list[str]) -> list[str]:
+        store = await self._client.store()
+        return [
+            ended.id
+            for first in range(0, len(run_ids), _ASKED)
+            for ended in await store.ended(run_ids[first : first + _ASKED])
+        ]
+
+    def _runs(self, total: int) -> list[Run[R]]:
+        return [self._run(f"{self.id}/{number}") for number in range(total)]
+
+    async def _record(self, store: Store) -> BatchRecord:
+        record = await store.batch(self.id)
+        if record is None:
+            raise BatchNotFound(f"there is no batch {self.id!r}; was it pruned, or is this another store?")
+        return record
+
+    def __repr__(self) -> str:
+        return f"<batch {self.id}>"
+
+
+def _progress(record: BatchRecord) -> BatchProgress:
+    return BatchProgress(record.total, record.succeeded, record.failed, record.cancelled)

@@ -1,0 +1,132 @@
+"""What may begin within limits and rates: decided here, without a store, for a claim of a store.
+
+A claim reads the first ready runs of the lanes that it serves, and what limits and rates leave for the scopes that
+they lie in. `pick` says which of them begin now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct, field
+
+from perdure.model import Millis, Rate, Scope, ScopeKind
+
+
+class Head(NamedTuple):
+    """A ready run, as far as budgets matter."""
+
+    run: int
+    priority: int
+    place: int
+    queue: str
+    workflow: str
+    group: str
+    """Its key, or ""."""
+    session: int | None
+    """Of a session that nobody owns yet; None when the run is for the worker, or anybody, in any case."""
+
+
+class Meter(Struct):
+    """How much of a rate is used: a bucket that holds `burst` runs and runs out by `count` of them in each `period`.
+
+    `debt` is what is in the bucket at the time `at`, in parts of a run: `period` of them are one. In these units each
+    millisecond takes `count` out, so that all numbers are whole and nothing is ever rounded in anybody's favour: in any
+    window of length t at most `burst + t * count / period` runs begin.
+    """
+
+    rate: Rate
+    debt: int = 0
+    at: Millis = 0
+
+    def opens_at(self, now: Millis) -> Millis:
+        """When the next run may begin; `now` when it may at once."""
+        full = (self.rate.burst - 1) * self.rate.period
+        over = self._debt(now) - full
+        return now if over <= 0 else max(now, self.at) - (-over // self.rate.count)
+
+    def begin(self, now: Millis) -> None:
+        """Counts a run that begins."""
+        self.debt, self.at = self._debt(now) + self.rate.period, max(now, self.at)
+
+    def _debt(self, now: Millis) -> int:
+        return max(0, self.debt - max(0, now - self.at) * self.rate.count)
+
+
+class Budget(Struct):
+    """What a scope allows: how many runs may be running (None: any number), how many more of them now, and how fast
+    they may begin."""
+
+    most: int | None = None
+    left: int | None = None
+    meter: Meter | None = None
+
+
+Budgets: TypeAlias = Mapping[Scope, Budget]
+
+
+class Pick(Struct):
+    """What `pick` decided."""
+
+    chosen: list[Head] = field(default_factory=list[Head])
+    """These begin now, in this order."""
+    late: list[tuple[Head, Millis]] = field(default_factory=list[tuple[Head, Millis]])
+    """These are first in their lanes, and only the rate of their group keeps them: each may begin at its time."""
+    opens_at: Millis | None = None
+    """When the first of those that only a rate of their lane keeps may begin."""
+
+
+def pick(heads: Iterable[Head], budgets: Budgets, slots: int, rooms: int, now: Millis) -> Pick:
+    """Picks up to `slots` runs, by priority and then by place, as far as all their budgets go.
+
+    `rooms` is how many more sessions the worker may own. The budgets are taken from on the way.
+    """
+    picked = Pick()
+    sessions: set[int] = set()
+    for head in sorted(heads, key=_order):
+        if len(picked.chosen) == slots:
+            break
+        lane, own = _budgets(head, budgets)
+        if any(budget.left is not None and budget.left <= 0 for budget in lane):
+            continue
+        opens = max((budget.meter.opens_at(now) for budget in lane if budget.meter), default=now)
+        if opens > now:
+            picked.opens_at = opens if picked.opens_at is None else min(opens, picked.opens_at)
+            continue
+        if own is not None and own.meter is not None and (opens := own.meter.opens_at(now)) > now:
+            picked.late.append((head, opens))
+            continue
+        if head.session is not None and head.session not in sessions:
+            if len(sessions) >= rooms:
+                continue
+            sessions.add(head.session)
+        picked.chosen.append(head)
+        spend([head], budgets, now)
+    return picked
+
+
+def spend(heads: Iterable[Head], budgets: Budgets, now: Millis) -> None:
+    """Takes runs that begin from their budgets."""
+    for head in heads:
+        lane, own = _budgets(head, budgets)
+        for budget in lane:
+            if budget.left is not None:
+                budget.left -= 1
+        for budget in (*lane, own):
+            if budget is not None and budget.meter is not None:
+                budget.meter.begin(now)
+
+
+def scopes_of(queue: str, workflow: str) -> tuple[Scope, Scope, Scope]:
+    """The scopes that a lane lies in."""
+    return Scope(ScopeKind.NAMESPACE), Scope(ScopeKind.QUEUE, queue), Scope(ScopeKind.WORKFLOW, workflow)
+
+
+def _budgets(head: Head, budgets: Budgets) -> tuple[list[Budget], Budget | None]:
+    lane = [budgets[scope] for scope in scopes_of(head.queue, head.workflow) if scope in budgets]
+    return lane, budgets.get(Scope(ScopeKind.GROUP, head.group)) if head.group else None
+
+
+def _order(head: Head) -> tuple[int, int, int]:
+    return head.priority, head.place, head.run

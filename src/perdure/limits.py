@@ -1,0 +1,163 @@
+"""Limits, rates and pauses of an app's store: they hold for the whole fleet and change at run time."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from perdure.call import Call
+from perdure.errors import InvalidInput
+from perdure.model import LimitRecord, Limits, Revision, Scope, ScopeKind
+from perdure.options import check_name, check_queue
+from perdure.rates import check_limit, parse_rate, show_limits, show_scope
+from perdure.stores.base import Store
+
+if TYPE_CHECKING:
+    from perdure.app import App
+
+T = TypeVar("T")
+
+logger = logging.getLogger("perdure.worker")
+
+
+class LimitControl:
+    """`app.limits`: what may run at a time, how many may begin in a time, and what is paused.
+
+    A scope is a queue, a workflow, a group, or (none of them given) the whole store. What is set is kept in the store,
+    holds for all workers whatever their code says, and each change is a revision with who and when.
+
+        await app.limits.set(queue="mail", running=5, rate="100/min", burst=20)
+        await app.limits.pause(queue="mail")
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._declared: dict[Scope, Limits] = {}
+
+    @property
+    def declared(self) -> dict[Scope, Limits]:
+        """What code asks for; see `declare`."""
+        return dict(self._declared)
+
+    def declare(
+        self,
+        *,
+        queue: str | None = None,
+        workflow: str | None = None,
+        group: str | None = None,
+        running: int | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
+    ) -> None:
+        """What a scope starts out with: set when a worker starts, if nothing was ever set for the scope.
+
+        If something was, that stands, and a worker that declares another limit says so in its log; `perdure limits
+        apply` makes what code declares hold. Raises `InvalidInput`.
+        """
+        self._declared[scope_of(queue, workflow, group)] = limits_of(running, rate, burst)
+
+    def set(
+        self,
+        *,
+        queue: str | None = None,
+        workflow: str | None = None,
+        group: str | None = None,
+        running: int | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
+        who: str | None = None,
+    ) -> Call[LimitRecord]:
+        """Sets the limits of a scope, from now on and for the whole fleet; what isn't given is unlimited.
+
+        Lowering a limit takes nothing from what runs. `who` is kept with the change (user and host when not given).
+        Raises `InvalidInput`.
+        """
+        scope, limits = scope_of(queue, workflow, group), limits_of(running, rate, burst)
+        return self._call(lambda store: store.set_limits(scope, limits, who or whoami()), "limits.set()")
+
+    def apply(self, *, who: str | None = None) -> Call[Sequence[LimitRecord]]:
+        """Makes what code declares hold, whatever is stored: for a step of a deploy."""
+
+        return self._call(lambda store: self._put(store, who or whoami(), declared=False), "limits.apply()")
+
+    def pause(
+        self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
+    ) -> Call[LimitRecord]:
+        """Keeps runs of a scope from beginning. What runs goes on, and starts are accepted: they wait."""
+        scope = scope_of(queue, workflow, group)
+        return self._call(lambda store: store.pause(scope, who or whoami(), paused=True), "limits.pause()")
+
+    def resume(
+        self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
+    ) -> Call[LimitRecord]:
+        """Ends a pause."""
+        scope = scope_of(queue, workflow, group)
+        return self._call(lambda store: store.pause(scope, who or whoami(), paused=False), "limits.resume()")
+
+    def list(self) -> Call[Sequence[LimitRecord]]:
+        """What is stored, with how many runs count against each now."""
+        return self._call(lambda store: store.limits(), "limits.list()")
+
+    def history(self, *, limit: int = 50) -> Call[Sequence[Revision]]:
+        """The changes, latest first."""
+        return self._call(lambda store: store.revisions(limit=limit), "limits.history()")
+
+    async def declare_all(self, store: Store) -> None:
+        """For a worker that starts: puts what code declares where nothing was set, and says what stands instead."""
+        for record in await self._put(store, whoami(), declared=True):
+            wanted = self._declared[record.scope]
+            if record.limits != wanted:
+                logger.warning(
+                    "code declares %s for %s, and %s stands (revision %d, by %s); `perdure limits apply` changes that",
+                    show_limits(wanted),
+                    show_scope(record.scope),
+                    show_limits(record.limits),
+                    record.revision,
+                    record.who,
+                )
+
+    async def _put(self, store: Store, who: str, *, declared: bool) -> Sequence[LimitRecord]:
+        return [
+            await store.set_limits(scope, limits, who, declared=declared) for scope, limits in self._declared.items()
+        ]
+
+    def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
+        async def call() -> T:
+            return await work(await self._app.client.store())
+
+        return Call(call, what)
+
+
+def scope_of(queue: str | None, workflow: str | None, group: str | None) -> Scope:
+    """The one scope that is named; the namespace when none is."""
+    named = {
+        kind: name
+        for kind, name in ((ScopeKind.QUEUE, queue), (ScopeKind.WORKFLOW, workflow), (ScopeKind.GROUP, group))
+        if name is not None
+    }
+    if len(named) > 1:
+        raise InvalidInput("name one of queue, workflow and group, not several: each scope has limits of its own")
+    for kind, name in named.items():
+        return Scope(kind, check_queue(name) if kind is ScopeKind.QUEUE else check_name(name, f"a {kind}"))
+    return Scope(ScopeKind.NAMESPACE)
+
+
+def limits_of(running: int | None, rate: str | None, burst: int | None) -> Limits:
+    """The limits as given, checked."""
+    if burst is not None and rate is None:
+        raise InvalidInput("burst= goes with rate=")
+    return Limits(
+        None if running is None else check_limit(running, "running"), None if rate is None else parse_rate(rate, burst)
+    )
+
+
+def whoami() -> str:
+    """The user and host of this process, for revisions."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container without users
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"

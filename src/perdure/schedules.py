@@ -1,0 +1,258 @@
+"""Schedules of an app: starts that recur, kept in the store, each slot fired once for the whole fleet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from perdure.call import Call
+from perdure.clock import epoch_millis, millis, moment
+from perdure.cron import next_slots, validate
+from perdure.errors import DefinitionError, InvalidInput, ScheduleNotFound
+from perdure.model import Missed, Overlap, Schedule, ScheduleRecord, Start
+from perdure.options import check_name
+from perdure.run import Run
+from perdure.stores.base import Store
+
+if TYPE_CHECKING:
+    from perdure.app import App
+
+T = TypeVar("T")
+Choice = TypeVar("Choice", bound=StrEnum)
+
+_SHOWN = 5
+
+logger = logging.getLogger("perdure.worker")
+
+
+class Starter(Protocol):
+    """What a schedule starts: a workflow, or one with options."""
+
+    def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start: ...
+
+
+@dataclass(frozen=True)
+class ScheduleStatus:
+    """A schedule as it stands."""
+
+    record: ScheduleRecord
+    upcoming: list[datetime]
+    """The next five times, in UTC; none when it is over. A paused one has them too, but does not fire."""
+
+    @property
+    def name(self) -> str:
+        return self.record.schedule.name
+
+    @property
+    def paused(self) -> bool:
+        return self.record.paused
+
+    @property
+    def declared(self) -> bool:
+        """Whether code declared it; otherwise it was added at run time."""
+        return self.record.declared
+
+
+class ScheduleControl:
+    """`app.schedules`: adds, lists, pauses, triggers and removes schedules at run time.
+
+    await app.schedules.add("nightly", report, "0 3 * * *", tz="Europe/Berlin")
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._declared: dict[str, tuple[Schedule, Callable[[], Start]]] = {}
+
+    @property
+    def declared(self) -> dict[str, Schedule]:
+        """What code asks for with `@app.schedule`, by name."""
+        return {name: replace(timing, start=start()) for name, (timing, start) in self._declared.items()}
+
+    def declare(self, timing: Schedule, start: Callable[[], Start]) -> None:
+        """Has a schedule put into the store when a worker starts; `DefinitionError` when the name is another's.
+
+        `start` is made then: types that its arguments need may be defined further down in the module.
+        """
+        known = self._declared.get(timing.name)
+        if known is not None and known[0] != timing:
+            raise DefinitionError(f"two schedules are named {timing.name!r}; give one another name with name=")
+        self._declared[timing.name] = (timing, start)
+
+    def add(
+        self,
+        name: str,
+        workflow: Starter,
+        cron: str | None = None,
+        *,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        every: timedelta | float | None = None,
+        at: datetime | None = None,
+        tz: str = "UTC",
+        missed: Missed | str = Missed.LAST,
+        missed_limit: int = 100,
+        overlap: Overlap | str = Overlap.ALLOW,
+        jitter: timedelta | float = 0,
+    ) -> Call[ScheduleStatus]:
+        """Adds a schedule, or changes the one of that name. See `App.schedule` for the parameters.
+
+        `workflow` may have options for the runs: `report.options(queue="slow")`. `args` and `kwargs` are the arguments
+        of each.
+        """
+        timing = make_timing(
+            name,
+            cron,
+            every=every,
+            at=at,
+            tz=tz,
+            missed=missed,
+            missed_limit=missed_limit,
+            overlap=overlap,
+            jitter=jitter,
+        )
+        schedule = replace(timing, start=workflow.make_start(args, kwargs or {}))
+
+        async def add(store: Store) -> ScheduleStatus:
+            return _status(await _put(store, schedule, declared=False))
+
+        return self._call(add, "schedules.add()")
+
+    def list(self) -> Call[Sequence[ScheduleStatus]]:
+        """All schedules of the store, by name, each with its next five times."""
+
+        async def all_of_them(store: Store) -> Sequence[ScheduleStatus]:
+            return [_status(record) for record in await store.schedules()]
+
+        return self._call(all_of_them, "schedules.list()")
+
+    def pause(self, name: str) -> Call[ScheduleStatus]:
+        """Keeps a schedule from firing. Raises `ScheduleNotFound`."""
+
+        async def pause(store: Store) -> ScheduleStatus:
+            return _status(await store.pause_schedule(name))
+
+        return self._call(pause, "schedules.pause()")
+
+    def resume(self, name: str) -> Call[ScheduleStatus]:
+        """Lets it fire again, from its next time on: those that passed during the pause are left out, whatever
+        `missed` says. Raises `ScheduleNotFound`."""
+
+        async def resume(store: Store) -> ScheduleStatus:
+            schedule = (await self._find(store, name)).schedule
+            upcoming = next_slots(schedule, await store.now(), 1)
+            return _status(await store.pause_schedule(name, paused=False, next_slot=upcoming[0] if upcoming else None))
+
+        return self._call(resume, "schedules.resume()")
+
+    def trigger(self, name: str) -> Call[Run[Any]]:
+        """Starts a run of the schedule now, beside its times. Raises `ScheduleNotFound`."""
+
+        async def trigger(store: Store) -> Run[Any]:
+            start = (await self._find(store, name)).schedule.start
+            [started] = await store.enqueue([replace(start, id=f"{name}/now-{token_hex(4)}")])
+            return self._app.run(started.id)
+
+        return self._call(trigger, "schedules.trigger()")
+
+    def remove(self, name: str) -> Call[None]:
+        """Removes it; runs that it made stay. One that code declares comes back when a worker starts, until its
+        declaration goes too. Raises `ScheduleNotFound`."""
+        return self._call(lambda store: store.remove_schedule(name), "schedules.remove()")
+
+    async def declare_all(self, store: Store) -> None:
+        """For a worker that starts: puts what code declares, and says what the store has beside it."""
+        declared = self.declared
+        for schedule in declared.values():
+            record = await _put(store, schedule, declared=True)
+            if not record.declared:
+                logger.warning(
+                    "schedule %s was added or changed at run time, and that stands; `perdure schedules remove %s` and a"
+                    " restart bring back what code declares",
+                    schedule.name,
+                    schedule.name,
+                )
+        for name in await self.renamed(store):
+            logger.warning(
+                "schedule %s is in the store, and no code declares it (was it renamed?): it goes on firing; remove it"
+                " with `perdure schedules remove %s`",
+                name,
+                name,
+            )
+
+    async def renamed(self, store: Store) -> Sequence[str]:
+        """Schedules of this app's workflows that code declared once, and does not any more."""
+        return [
+            record.schedule.name
+            for record in await store.schedules()
+            if record.declared
+            and record.schedule.name not in self._declared
+            and record.schedule.start.workflow in self._app.workflows
+        ]
+
+    async def _find(self, store: Store, name: str) -> ScheduleRecord:
+        for record in await store.schedules():
+            if record.schedule.name == name:
+                return record
+        raise ScheduleNotFound(f"there is no schedule {name!r} in this store; `perdure schedules list` shows them")
+
+    def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
+        async def call() -> T:
+            return await work(await self._app.client.store())
+
+        return Call(call, what)
+
+
+def make_timing(
+    name: str,
+    cron: str | None,
+    *,
+    every: timedelta | float | None,
+    at: datetime | None,
+    tz: str,
+    missed: Missed | str,
+    missed_limit: int,
+    overlap: Overlap | str,
+    jitter: timedelta | float,
+) -> Schedule:
+    """A schedule that starts nothing yet, checked: `InvalidInput` names what can't be."""
+    schedule = Schedule(
+        name=check_name(name, "a schedule"),
+        cron=cron,
+        tz=tz,
+        every=None if every is None else millis(every, "every"),
+        at=None if at is None else epoch_millis(at, "at"),
+        start=Start("", "", "", "{}"),
+        missed=_one_of(Missed, missed, "missed"),
+        missed_limit=missed_limit,
+        overlap=_one_of(Overlap, overlap, "overlap"),
+        jitter=millis(jitter, "jitter"),
+    )
+    validate(schedule)
+    return schedule
+
+
+def _one_of(kind: type[Choice], given: Choice | str, what: str) -> Choice:
+    try:
+        return kind(given)
+    except ValueError:
+        known = ", ".join(kind)
+        raise InvalidInput(f"{what}= is one of {known}, not {given!r}") from None
+
+
+async def _put(store: Store, schedule: Schedule, *, declared: bool) -> ScheduleRecord:
+    upcoming = next_slots(schedule, await store.now(), 1)
+    return await store.put_schedule(schedule, upcoming[0] if upcoming else None, declared=declared)
+
+
+def _status(record: ScheduleRecord) -> ScheduleStatus:
+    if record.next_slot is None:
+        return ScheduleStatus(record, [])
+    later = next_slots(record.schedule, record.next_slot, _SHOWN - 1)
+    return ScheduleStatus(record, [moment(slot) for slot in (record.next_slot, *later)])

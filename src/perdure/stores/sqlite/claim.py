@@ -1,0 +1,167 @@
+"""Claiming. Where there are neither limits nor sessions to look at, one statement does all of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from perdure.budget import Budget, Head, Meter, Pick, pick, scopes_of, spend
+from perdure.model import Millis, Rate, Scope, ScopeKind
+from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Exchange
+from perdure.stores.sqlite.executor import Transaction
+from perdure.stores.sqlite.sql import encode, load
+
+_ROUNDS = 8
+"""How often one exchange looks for more, where what it looked at first may not begin."""
+
+_SQL = load("exchange")
+_Heads = msgspec.json.Decoder(list[Head])
+_Running = msgspec.json.Decoder(list[tuple[str, str, int]])
+
+
+class _BudgetRow(NamedTuple):
+    kind: ScopeKind
+    name: str
+    running: int | None
+    number: int | None
+    period: int | None
+    burst: int | None
+    debt: int
+    at: Millis
+
+
+_Rows = msgspec.json.Decoder(list[_BudgetRow])
+
+
+class Outlook(NamedTuple):
+    """What is left for the worker after its claim: whether more may begin now, and when the next may otherwise."""
+
+    more: bool
+    next_at: Millis | None
+
+
+class _Rooms(NamedTuple):
+    more: int
+    """How many more sessions the worker may own."""
+    keeps_until: Millis | None
+    """Until when it keeps the first of those of which no run is there."""
+    wanted: int
+    """Whether a run is ready for it whose session nobody owns."""
+
+
+class _Survey(NamedTuple):
+    left: dict[Scope, Budget]
+    pick: Pick
+    rooms: _Rooms
+
+
+def token_range(exchange: Exchange) -> tuple[int, int]:
+    """The tokens that the claims of an exchange may bear."""
+    first = (exchange.worker << 40) + (exchange.serial << 8)
+    return first, first + 255
+
+
+def sessions_wanted(transaction: Transaction, worker: int) -> bool:
+    """Whether a run is ready for the worker whose session nobody owns."""
+    return bool(_rooms(transaction, worker).wanted)
+
+
+def claim_for(transaction: Transaction, exchange: Exchange, *, strict: bool) -> None:
+    """Claims for the free slots of the worker; `strict` when there are budgets or sessions to look at."""
+    first, last = token_range(exchange)
+    slots = min(exchange.slots, CLAIM_LIMIT)
+    token = first
+    if exchange.repeated:
+        # What the first one claimed stays claimed; only the slots that it left empty are filled.
+        params = {"worker": exchange.worker, "first": first, "last": last}
+        owned, highest = transaction.row(_SQL["claimed"], params)
+        slots -= owned
+        token = first if highest is None else highest + 1
+    if slots > 0:
+        params = {"worker": exchange.worker, "token": token, "bytes": CLAIM_BYTES, "page": PAGE, "now": transaction.now}
+        if strict:
+            _claim_within_budgets(transaction, params, slots)
+        else:
+            transaction.change(_SQL["claim"], {**params, "slots": slots})
+
+
+def outlook(transaction: Transaction, worker: int) -> Outlook:
+    """What budgets and sessions leave to be claimed. Reads only."""
+    survey = _survey(transaction, worker, 1)
+    picked, rooms = survey.pick, survey.rooms
+    # One that owns as many sessions as it may looks again when it gives one up, if there is another one.
+    room_at = rooms.keeps_until if rooms.wanted and rooms.more <= 0 else None
+    times = [time for time in (picked.opens_at, room_at) if time is not None]
+    return Outlook(bool(picked.chosen or picked.late), min(times, default=None))
+
+
+def _claim_within_budgets(transaction: Transaction, params: dict[str, int], slots: int) -> None:
+    for _ in range(_ROUNDS):
+        survey = _survey(transaction, params["worker"], slots)
+        picked = survey.pick
+        if picked.late:
+            transaction.change(_SQL["put_off"], {"runs": encode([(head.run, at) for head, at in picked.late])})
+        taken = _take(transaction, params, picked.chosen)
+        if taken < len(picked.chosen):
+            # The rest does not fit into the bytes of this exchange, and has not begun.
+            survey = survey._replace(left=budgets(transaction, picked.chosen))
+            spend(picked.chosen[:taken], survey.left, transaction.now)
+        _note_rates(transaction, survey.left)
+        slots -= taken
+        params["token"] += taken
+        if slots <= 0 or taken < len(picked.chosen) or not (taken or picked.late):
+            return
+
+
+def _survey(transaction: Transaction, worker: int, slots: int) -> _Survey:
+    rooms = _rooms(transaction, worker)
+    params = {"worker": worker, "least": -1 if rooms.more > 0 else 0, "slots": slots}
+    heads = _Heads.decode(transaction.row(_SQL["heads"], params)[0])
+    if not heads:
+        return _Survey({}, Pick(), rooms)
+    left = budgets(transaction, heads)
+    return _Survey(left, pick(heads, left, slots, rooms.more, transaction.now), rooms)
+
+
+def _rooms(transaction: Transaction, worker: int) -> _Rooms:
+    return _Rooms(*transaction.row(_SQL["rooms"], {"worker": worker}))
+
+
+def budgets(transaction: Transaction, heads: list[Head]) -> dict[Scope, Budget]:
+    """What is left of limits and rates, of all scopes that runs lie in."""
+    groups = sorted({head.group for head in heads if head.group})
+    rows = _Rows.decode(transaction.row(_SQL["budgets"], {"groups": encode(groups)})[0])
+    found = {Scope(row.kind, row.name): _budget(row) for row in rows}
+    if any(budget.left is not None for budget in found.values()):
+        for queue, workflow, runs in _Running.decode(transaction.row(_SQL["running"])[0]):
+            for scope in scopes_of(queue, workflow):
+                budget = found.get(scope)
+                if budget is not None and budget.left is not None:
+                    budget.left -= runs
+    return found
+
+
+def _budget(row: _BudgetRow) -> Budget:
+    meter = None
+    if row.number is not None and row.period is not None and row.burst is not None:
+        meter = Meter(Rate(row.number, row.period, row.burst), row.debt, row.at)
+    # The limit of a group is kept to before its runs are ready.
+    most = None if row.kind is ScopeKind.GROUP else row.running
+    return Budget(most, most, meter)
+
+
+def _take(transaction: Transaction, params: dict[str, int], chosen: list[Head]) -> int:
+    if not chosen:
+        return 0
+    return transaction.change(_SQL["take"], {**params, "runs": encode([head.run for head in chosen])})
+
+
+def _note_rates(transaction: Transaction, spent: dict[Scope, Budget]) -> None:
+    rates = [
+        (scope.kind, scope.name, budget.meter.debt, budget.meter.at)
+        for scope, budget in spent.items()
+        if budget.meter is not None and budget.meter.at == transaction.now
+    ]
+    if rates:
+        transaction.change(_SQL["spend"], {"rates": encode(rates)})

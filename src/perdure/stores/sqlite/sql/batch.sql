@@ -1,0 +1,35 @@
+-- Batches and labels: what ties runs together. Only `batch` and `open` do not need the write lock.
+
+-- name: open
+-- Whether a batch is there. Uses the primary key.
+SELECT 1 FROM batch WHERE id = :batch;
+
+-- name: begin
+-- Makes a batch. Uses the primary key.
+INSERT INTO batch (id, callback) VALUES (:batch, :callback);
+
+-- name: complete
+-- Queues the callback of a batch of which nothing is left to wait for. Uses primary keys.
+UPDATE run SET state = 'queued'
+WHERE state = 'waiting'
+    AND id = (
+        SELECT b.callback FROM batch AS b WHERE b.id = :batch AND b.succeeded + b.failed + b.cancelled = b.total
+    );
+
+-- name: batch
+-- How far a batch has come, as a list. Uses the primary key.
+SELECT json_group_array(
+    json_object(
+        'id', id, 'total', total, 'succeeded', succeeded, 'failed', failed, 'cancelled', cancelled,
+        'callback', callback
+    )
+)
+FROM batch WHERE id = :batch;
+
+-- name: label
+-- Sets labels of a run. Uses the primary key.
+INSERT OR REPLACE INTO label (run, key, value) SELECT :run, key, value FROM json_each(:labels) WHERE value <> '';
+
+-- name: unlabel
+-- Removes labels of a run. Uses the primary key.
+DELETE FROM label WHERE run = :run AND key IN (SELECT key FROM json_each(:labels) WHERE value = '');

@@ -1,0 +1,126 @@
+"""Unique runs: one live run per key, replaced, debounced, throttled; from clients and from workflows."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure import sleep, wait_signal
+
+from .conftest import Play
+from .kit import new_app, replay
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_second_start_gets_the_live_run_and_is_told_so(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow(unique=lambda customer, n: customer)
+    async def flow(customer: str, n: int) -> int:
+        await wait_signal("go")
+        return n
+
+    async with play(app) as sandbox:
+        first = await flow.start("ada", 1)
+        await sandbox.settle()
+        second, other = await flow.start("ada", 2), await flow.start("bob", 3)
+        assert (second.id, second.existed) == (first.id, True)
+        assert (first.existed, other.existed) == (False, False)
+        await first.signal("go")
+        assert await second.result() == 1
+        third = await flow.start("ada", 4)
+        assert third.id != first.id and not third.existed
+
+
+@pytest.mark.parametrize("end", ["fail", "cancel"])
+async def test_the_key_is_free_however_the_run_ends(play: Play, end: str) -> None:
+    app = new_app()
+
+    @app.workflow(unique="key")
+    async def flow() -> None:
+        await wait_signal("go")
+        raise ValueError("no")
+
+    async with play(app) as sandbox:
+        first = await flow.start()
+        await sandbox.settle()
+        await (first.signal("go") if end == "fail" else first.cancel())
+        await sandbox.settle()
+        assert not (await flow.start()).existed
+
+
+async def test_a_run_that_has_not_begun_is_replaced(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(n: int) -> int:
+        return n
+
+    async with play(app) as sandbox:
+        options = flow.options(unique="k", on_conflict="replace", delay=60)
+        first = await options.start(1)
+        assert (await options.start(2)).id == first.id
+        await sandbox.advance(minutes=2)
+        assert await first.result() == 2
+
+
+async def test_debounce_runs_once_with_the_latest_input(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(n: int) -> int:
+        return n
+
+    async with play(app) as sandbox:
+        start = flow.options(unique="k", debounce=10).start
+        runs = [await start(1)]
+        for n in (2, 3):
+            await sandbox.advance(seconds=6)
+            runs.append(await start(n))
+        assert len({run.id for run in runs}) == 1
+        assert (await runs[0].status()).state == "scheduled"
+        await sandbox.advance(seconds=11)
+        assert await runs[0].result() == 3
+        assert (await start(4)).id != runs[0].id
+
+
+async def test_throttle_starts_once_in_a_period(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(n: int) -> int:
+        return n
+
+    async with play(app) as sandbox:
+        start = flow.options(unique="k", throttle=60).start
+        first = await start(1)
+        assert await first.result() == 1
+        again = await start(2)
+        assert (again.id, again.existed) == (first.id, True)
+        await sandbox.advance(seconds=61)
+        assert (await start(3)).id != first.id
+
+
+async def test_a_child_with_a_key_that_is_taken_is_the_run_that_has_it(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow(unique="the one")
+    async def index() -> str:
+        await wait_signal("go")
+        return "indexed"
+
+    @app.workflow
+    async def flow() -> list[object]:
+        run = await index.start()
+        await sleep(1)
+        return [run.id, run.existed, await run.result()]
+
+    async with play(app) as sandbox:
+        first = await index.start()
+        flows = [await flow.start(), await flow.start()]
+        await sandbox.advance(seconds=2)
+        await replay(sandbox)
+        await sandbox.settle()
+        await first.signal("go")
+        assert [await run.result() for run in flows] == [[first.id, True, "indexed"]] * 2
+        assert len(await app.runs(workflow="index")) == 1

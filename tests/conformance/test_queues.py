@@ -1,0 +1,88 @@
+"""The queues at one moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.kit import (
+    BILL,
+    DEFAULT,
+    URGENT,
+    ManualClock,
+    Worker,
+    for_signal,
+    for_timer,
+    of_group,
+    of_queue,
+    start,
+    worker,
+)
+from perdure.model import HeldCount, Limits, QueueReport, Rate
+from perdure.stores.base import Store, To
+
+pytestmark = pytest.mark.anyio
+
+
+async def report(store: Store, queue: str = DEFAULT) -> QueueReport:
+    return {each.queue: each for each in await store.queues()}[queue]
+
+
+async def test_nothing_was_ever_there(store: Store) -> None:
+    assert await store.queues() == []
+
+
+async def test_a_queue_shows_what_is_in_it(store: Store, ada: Worker, clock: ManualClock) -> None:
+    created = clock.now()
+    await store.enqueue([start(f"r{n}", workflow=BILL if n % 2 else "ship") for n in range(9)])
+    clock.advance(ms=5)
+    await store.enqueue([start(delay=1000), start(queue=URGENT)])
+    claims = [claim for claim in await ada.claim(7) if claim.queue == DEFAULT]
+    await ada.park(claims[0], for_signal())
+    await ada.park(claims[1], for_timer(clock.now() + 500))
+    await ada.settle(claims[2], To.RETRY, '"x"', delay=700)
+    await ada.settle(claims[3], To.FAILED, '"x"')
+    shown = await report(store)
+    assert (shown.ready, shown.oldest_ready_at) == (9 - len(claims), created)
+    assert (shown.running, shown.scheduled, shown.waiting) == (len(claims) - 4, 2, 2)
+    assert (shown.held, shown.paused, shown.limits, shown.ended_last_minute) == ([], False, Limits(), 1)
+
+
+async def test_what_is_held_is_counted_by_reason(store: Store, clock: ManualClock) -> None:
+    one = await worker(store, sessions=1)
+    await store.set_limits(of_group("slow"), Limits(rate=Rate(1, 1000, 1)), "ada")
+    await store.enqueue([start(group="g") for _ in range(5)] + [start(session="s") for _ in range(70)])
+    await store.enqueue([start(group="slow", group_limit=2) for _ in range(3)])
+    await store.enqueue([start(group="h")])
+    stopped = await worker(store)
+    claims = [*await stopped.claim()]
+    for claim in claims:
+        if claim.group == "h":
+            await stopped.park(claim, for_timer(clock.now() + 1))
+    await store.pause(of_group("h"), "ada")
+    clock.advance(ms=1)
+    await one.exchange()
+    shown = await report(store)
+    assert shown.held == [
+        HeldCount("group", 5),
+        HeldCount("group paused", 1),
+        HeldCount("session", 6),
+        HeldCount("rate", 1),
+    ]
+    assert (shown.ready, shown.running) == (64, 2)
+
+
+async def test_pauses_and_limits_are_shown(store: Store) -> None:
+    await store.set_limits(of_queue("mail"), Limits(running=3), "ada")
+    await store.pause(of_queue("mail"), "ada")
+    shown = await report(store, "mail")
+    assert (shown.paused, shown.limits, shown.ready) == (True, Limits(running=3), 0)
+
+
+async def test_what_ended_is_counted_for_a_minute(store: Store, ada: Worker, clock: ManualClock) -> None:
+    for n in range(40):
+        await store.enqueue([start(f"r{n}", workflow=BILL if n % 3 else "ship")])
+        await ada.settle(await ada.claim_one(), [To.SUCCEEDED, To.FAILED, To.CANCELLED][n % 3], '"x"')
+        clock.advance(ms=3_000)
+    assert (await report(store)).ended_last_minute == 19
+    clock.advance(ms=57_000)
+    assert (await report(store)).ended_last_minute == 0

@@ -1,0 +1,190 @@
+"""Rates: how many runs may begin in a time, exactly, by the store's clock, whatever the number of workers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from conformance.kit import (
+    BILL,
+    EVERYTHING,
+    SHIP,
+    ManualClock,
+    Worker,
+    for_timer,
+    ids,
+    of_group,
+    of_queue,
+    of_workflow,
+    record,
+    settle,
+    start,
+    worker,
+)
+from perdure.model import Limits, Millis, Rate, State
+from perdure.stores.base import Store, To
+
+pytestmark = pytest.mark.anyio
+
+
+def per_second(count: int, burst: int = 1) -> Limits:
+    return Limits(rate=Rate(count, 1000, burst))
+
+
+async def test_at_first_a_burst_begins_and_then_one_after_the_other(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.set_limits(of_queue(), per_second(2, burst=3), "ada")
+    await store.enqueue([start(f"r{n}") for n in range(6)])
+    reply = await ada.exchange(slots=10)
+    assert (ids(reply.claims), reply.more, reply.next_at) == (["r0", "r1", "r2"], False, clock.now() + 500)
+    clock.advance(ms=499)
+    reply = await ada.exchange(slots=10)
+    assert (reply.claims, reply.next_at) == ([], clock.now() + 1)
+    clock.advance(ms=1)
+    assert ids(await ada.claim()) == ["r3"]
+    clock.advance(ms=1000)
+    assert ids(await ada.claim()) == ["r4", "r5"]
+
+
+async def test_the_reason_says_when(store: Store, ada: Worker) -> None:
+    await store.set_limits(of_queue(), Limits(rate=Rate(100, 60_000, 1)), "ada")
+    await store.enqueue([start("a"), start("b")])
+    await ada.claim()
+    held = (await record(store, "b")).held
+    assert held == "queue default may begin its next run at 2023-11-14 22:13:20 UTC (100/min)"
+
+
+async def test_a_burst_comes_back_only_as_far_as_it_is_allowed(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_queue(), per_second(10, burst=2), "ada")
+    await store.enqueue([start() for _ in range(10)])
+    assert len(await ada.claim()) == 2
+    clock.advance(ms=3_600_000)
+    assert len(await ada.claim()) == 2
+
+
+@pytest.mark.parametrize("scope", [EVERYTHING, of_queue(), of_workflow(SHIP), of_group("g")])
+@pytest.mark.parametrize(("count", "period", "burst"), [(3, 1000, 1), (7, 100, 3), (1, 333, 2), (1000, 7, 5)])
+async def test_in_any_window_no_more_begin_than_the_rate_allows(
+    store: Store, clock: ManualClock, scope: object, count: int, period: Millis, burst: int
+) -> None:
+    rng = random.Random(count)
+    await store.set_limits(scope, Limits(rate=Rate(count, period, burst)), "ada")  # type: ignore[arg-type]
+    await store.enqueue([start(group="g", group_limit=50) for _ in range(120)])
+    workers = [await worker(store, lease=10**9) for _ in range(3)]
+    began: list[Millis] = []
+    mine: dict[int, list[object]] = {each.id: [] for each in workers}
+    for _ in range(300):
+        each = rng.choice(workers)
+        said = [settle(claim, rng.choice([To.SUCCEEDED, To.RETRY, To.RELEASE]), '"x"') for claim in mine[each.id]]  # type: ignore[arg-type]
+        reply = await each.exchange(slots=rng.randint(0, 6), settles=said)
+        mine[each.id] = list(reply.claims)
+        began += [clock.now()] * len(reply.claims)
+        clock.advance(ms=rng.choice([0, 1, 5, period // count + 1, period]))
+    assert len(began) > burst
+    for first, at in enumerate(began):
+        for last in range(first, min(len(began), first + 60)):
+            assert (last - first + 1 - burst) * period <= (began[last] - at) * count
+
+
+async def test_a_rate_is_used_up_whole(store: Store, ada: Worker, clock: ManualClock) -> None:
+    """Who comes at each `next_at` gets all that the rate allows, to the millisecond."""
+    await store.set_limits(of_queue(), per_second(3, burst=2), "ada")
+    await store.enqueue([start() for _ in range(32)])
+    begin, count = clock.now(), 0
+    while True:
+        reply = await ada.exchange(slots=5)
+        count += len(reply.claims)
+        if count == 32:
+            break
+        assert reply.next_at is not None
+        clock.advance(ms=reply.next_at - clock.now())
+    assert clock.now() - begin == 10_000
+
+
+async def test_what_is_claimed_again_begins_again(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_queue(), per_second(1), "ada")
+    await store.enqueue([start("a")])
+    await ada.park(await ada.claim_one(), for_timer(clock.now() + 10))
+    clock.advance(ms=10)
+    reply = await ada.exchange(slots=1)
+    assert (reply.claims, reply.next_at) == ([], clock.now() + 990)
+    clock.advance(ms=990)
+    assert ids(await ada.claim()) == ["a"]
+
+
+async def test_one_rate_holds_up_no_other_queue(store: Store, ada: Worker) -> None:
+    await store.set_limits(of_workflow(SHIP), per_second(1), "ada")
+    await store.enqueue([start(f"s{n}") for n in range(100)] + [start("b", workflow=BILL)])
+    assert ids(await ada.claim()) == ["s0", "b"]
+
+
+async def test_a_changed_rate_counts_on(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_queue(), per_second(1, burst=2), "ada")
+    await store.enqueue([start(f"r{n}") for n in range(9)])
+    assert len(await ada.claim()) == 2
+    await store.set_limits(of_queue(), per_second(10, burst=2), "ada")
+    assert await ada.claim() == []
+    clock.advance(ms=100)
+    assert len(await ada.claim()) == 1
+    await store.set_limits(of_queue(), Limits(), "ada")
+    assert len(await ada.claim()) == 6
+
+
+async def test_a_run_of_a_rated_group_is_put_off_once(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start(f"g{n}", group="g") for n in range(3)] + [start("plain")])
+    claims = await ada.claim()
+    assert ids(claims) == ["g0", "plain"]
+    await ada.settle(claims[0])
+    reply = await ada.exchange(slots=5)
+    assert (reply.claims, reply.more, reply.next_at) == ([], False, clock.now() + 1000)
+    late = await record(store, "g1")
+    assert (late.state, late.wake_at) == (State.SCHEDULED, clock.now() + 1000)
+    assert late.held == "group g may begin its next run at 2023-11-14 22:13:21 UTC (1/s)"
+    assert (await record(store, "g2")).held == "group g is full (1 of 1: run g1)"
+    clock.advance(ms=1000)
+    assert ids(await ada.claim()) == ["g1"]
+
+
+async def test_a_run_that_was_put_off_can_be_cancelled(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start(f"g{n}", group="g") for n in range(3)])
+    await ada.settle(await ada.claim_one())
+    assert await ada.claim() == []
+    await store.cancel("g1", "x")
+    clock.advance(ms=1000)
+    assert ids(await ada.claim()) == ["g2"]
+
+
+async def test_a_repeated_claim_is_counted_once(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_queue(), per_second(1, burst=2), "ada")
+    await store.enqueue([start(f"r{n}") for n in range(4)])
+    first = await ada.claim(1)
+    assert ids((await ada.repeat()).claims) == ids(first)
+    assert ids(await ada.claim()) == ["r1"]
+    assert await ada.claim() == []
+
+
+async def test_runs_that_did_not_fit_into_the_bytes_have_not_begun(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.set_limits(of_queue(), per_second(1, burst=4), "ada")
+    await store.enqueue([start(f"r{n}", input='"' + "x" * 2_000_000 + '"') for n in range(5)])
+    reply = await ada.exchange(slots=5)
+    assert (len(reply.claims), reply.more) == (2, True)
+    reply = await ada.exchange(slots=5)
+    assert (len(reply.claims), reply.more) == (2, False)
+
+
+async def test_a_clock_that_goes_back_lets_nothing_begin_too_soon(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.set_limits(of_queue(), per_second(1), "ada")
+    await store.enqueue([start(), start()])
+    await ada.claim()
+    clock.advance(ms=-5000)
+    assert await ada.claim() == []
+    clock.advance(ms=6000)
+    assert len(await ada.claim()) == 1

@@ -1,0 +1,221 @@
+"""What can be said of a start, a limit, a rate, a policy, and what is refused at once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from perdure import App
+from perdure.errors import DefinitionError, ErrorInfo, InvalidInput, StepFailed
+from perdure.failures import cause_of, raised_by
+from perdure.model import OnConflict, Rate, Unique
+from perdure.rates import parse_rate, show_rate
+
+
+@pytest.fixture
+def app() -> App:
+    return App("sqlite:////nowhere/at/all.db")
+
+
+@pytest.mark.parametrize(
+    ("text", "burst", "rate"),
+    [
+        ("100/min", None, Rate(100, 60_000, 1)),
+        ("5/s", 20, Rate(5, 1_000, 20)),
+        (" 1000 / 2 hours ", None, Rate(1000, 7_200_000, 1)),
+        ("3/Day", None, Rate(3, 86_400_000, 1)),
+        ("7/30sec", 7, Rate(7, 30_000, 7)),
+    ],
+)
+def test_a_rate_is_read_and_shown(text: str, burst: int | None, rate: Rate) -> None:
+    assert parse_rate(text, burst) == rate
+    shown, _, burst_text = show_rate(rate).partition(", burst ")
+    assert parse_rate(shown, int(burst_text) if burst_text else None) == rate
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0/s", "5", "5/", "/s", "-1/s", "1.5/s", "5/0s", "5/month", "5/ss", "many/s", "٣/s", 5, None]
+)
+def test_what_is_no_rate_is_refused_with_an_example(text: Any) -> None:
+    with pytest.raises(InvalidInput, match="is no rate; write a count and a period, such as 100/min"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize("burst", [0, -1, 1.5, True, "5"])
+def test_a_burst_is_a_count(burst: Any) -> None:
+    with pytest.raises(InvalidInput, match="a burst is a whole number from 1 on"):
+        parse_rate("5/s", burst)
+
+
+@pytest.mark.parametrize("running", [0, -1, 1.5, True, "5", 2**40])
+def test_a_limit_is_a_count(app: App, running: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"is a whole number from 1 on, not .*; to let nothing run, pause instead"):
+        app.limits.declare(queue="mail", running=running)
+    with pytest.raises(InvalidInput, match="group_limit is a whole number from 1 on"):
+        app.workflow(group_limit=running)
+
+
+def test_a_limit_has_one_scope(app: App) -> None:
+    with pytest.raises(InvalidInput, match="name one of queue, workflow and group"):
+        app.limits.declare(queue="mail", group="ada", running=1)
+    with pytest.raises(InvalidInput, match="burst= goes with rate="):
+        app.limits.declare(queue="mail", burst=1)
+
+
+@pytest.mark.parametrize("key", ["a", "x" * 200, "a/b:c,d|e#f~g.h%i?j=k&l", "größe 東京 👩‍👧", " ", "*", "'; DROP"])
+def test_keys_may_have_separators_and_any_script(app: App, key: str) -> None:
+    @app.workflow
+    async def flow() -> None: ...
+
+    start = flow.options(group=key, session=key, unique=key, labels={key: key})
+    made = start.make_start((), {})
+    assert (made.group, made.session, made.unique, made.labels) == (key, key, Unique(key), {key: key})
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "a\nb", "a\0b", "\ud800", "\u2028", 7, None, ["a"]])
+def test_keys_that_can_not_be_are_refused_by_the_start(app: App, key: Any) -> None:
+    @app.workflow(group=lambda key: key)
+    async def flow(key: Any) -> None: ...
+
+    with pytest.raises(InvalidInput, match=r"^a group is named |can't be written"):
+        flow.make_start((key,), {})
+    if key is not None:
+        for option in ("group", "session", "unique"):
+            with pytest.raises(InvalidInput, match="is named"):
+                flow.options(**{option: key})
+        with pytest.raises(InvalidInput, match="the value of label a is named"):
+            flow.options(labels={"a": key})
+
+
+def test_a_huge_key_is_not_repeated_in_the_error(app: App) -> None:
+    @app.workflow
+    async def flow() -> None: ...
+
+    with pytest.raises(InvalidInput, match="of 1,000,000") as error:
+        flow.options(group="x" * 1_000_000)
+    assert len(str(error.value)) < 200
+
+
+def test_keys_are_made_of_the_arguments(app: App) -> None:
+    @app.workflow(group=lambda customer, n: f"{customer}:{n % 2}", group_limit=3, group_keep=False, unique="one")
+    async def flow(customer: str, n: int) -> None: ...
+
+    made = flow.make_start(("ada",), {"n": 3})
+    assert (made.group, made.group_limit, made.group_keep) == ("ada:1", 3, False)
+    assert made.unique == Unique("one")
+    assert flow.options(group="other").make_start(("ada", 3), {}).group == "other"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, Unique("k")),
+        ({"on_conflict": "replace"}, Unique("k", OnConflict.REPLACE)),
+        ({"debounce": 2}, Unique("k", OnConflict.DEBOUNCE, 2000)),
+        ({"throttle": timedelta(minutes=1)}, Unique("k", OnConflict.THROTTLE, 60_000)),
+    ],
+)
+def test_what_a_second_start_does(app: App, options: dict[str, Any], expected: Unique) -> None:
+    @app.workflow
+    async def flow() -> None: ...
+
+    assert flow.options(unique="k", **options).make_start((), {}).unique == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"debounce": 2}, "go with unique="),
+        ({"on_conflict": "replace"}, "go with unique="),
+        ({"unique": "k", "debounce": 2, "throttle": 2}, "not both"),
+        ({"unique": "k", "debounce": 0}, "longer than nothing"),
+        ({"unique": "k", "debounce": 2, "delay": 1}, "leave out delay="),
+        ({"unique": "k", "debounce": 2, "on_conflict": "replace"}, "leave out on_conflict="),
+        ({"unique": "k", "on_conflict": "debounce"}, "is 'existing' or 'replace'"),
+        ({"unique": "k", "throttle": -1}, "throttle must lie between 0"),
+        ({"labels": {str(n): "x" for n in range(21)}}, "at most 20 labels"),
+    ],
+)
+def test_options_that_can_not_be(app: App, options: dict[str, Any], message: str) -> None:
+    @app.workflow
+    async def flow() -> None: ...
+
+    with pytest.raises(InvalidInput, match=message):
+        flow.options(**options)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({}, "needs an age= or a count="),
+        ({"count": -1}, "whole number of runs to keep"),
+        ({"count": 1.5}, "whole number of runs to keep"),
+        ({"age": -1}, "age must lie between 0"),
+        ({"state": "running", "age": 1}, "state= is one of cancelled, failed, succeeded"),
+    ],
+)
+def test_policies_of_retention_that_can_not_be(app: App, policy: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        app.retain(**policy)
+
+
+def test_schedules_that_can_not_be(app: App) -> None:
+    @app.workflow
+    async def flow() -> None: ...
+
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({}, "cron"),
+        ({"cron": "0 0 31 2 *"}, "31 2"),
+        ({"cron": "* *"}, r"\* \*"),
+        ({"cron": "0 9 * * *", "tz": "Mars/Phobos"}, "Mars/Phobos"),
+        ({"cron": "0 9 * * *", "every": 5}, "one of"),
+        ({"every": 0}, "every"),
+        ({"cron": "0 9 * * *", "missed": "some"}, "missed= is one of skip, last, all"),
+        ({"cron": "0 9 * * *", "overlap": "maybe"}, "overlap= is one of allow, skip, queue, cancel"),
+        ({"at": datetime(2030, 1, 1)}, "has no time zone"),
+        ({"cron": "0 9 * * *", "name": ""}, "a schedule is named"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(InvalidInput, match=message):
+            app.schedule(**options)(flow)
+    with pytest.raises(DefinitionError, match=r"goes above @app\.workflow"):
+        app.schedule("0 9 * * *")(cast(Any, len))
+    assert app.schedules.declared == {}
+
+
+def test_two_schedules_of_one_name(app: App) -> None:
+    @app.schedule("0 9 * * *")
+    @app.workflow
+    async def flow() -> None: ...
+
+    app.schedule("0 9 * * *")(flow)  # a module that is imported twice
+    app.schedule("0 10 * * *", name="later")(flow)
+    app.schedule(at=datetime(2030, 1, 1, tzinfo=UTC), name="once")(flow)
+    with pytest.raises(DefinitionError, match="two schedules are named 'flow'"):
+        app.schedule("0 11 * * *")(flow)
+    assert sorted(app.schedules.declared) == ["flow", "later", "once"]
+    assert app.schedules.declared["flow"].start.workflow == "flow"
+
+
+def test_the_cause_of_a_failure_names_type_and_place() -> None:
+    def fail() -> None:
+        raise KeyError("order-7")
+
+    with pytest.raises(KeyError) as raised:
+        fail()
+    line = fail.__code__.co_firstlineno + 1
+    assert cause_of(raised.value) == f"KeyError in {__name__}:{line}"
+    assert cause_of(raised_by(raised.value, "charge")) == "KeyError in charge"
+    assert cause_of(ValueError("never raised")) == "ValueError"
+    kept = StepFailed("charge#2", ErrorInfo("shop:CardRefused", "no"))
+    assert cause_of(raised_by(kept, "charge")) == "CardRefused in charge"
+
+
+def test_a_cause_names_the_users_code_and_not_a_library() -> None:
+    import json
+
+    with pytest.raises(json.JSONDecodeError) as raised:
+        json.loads("{")
+    assert cause_of(raised.value).startswith(f"JSONDecodeError in {__name__}:")
