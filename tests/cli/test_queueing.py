@@ -35,6 +35,12 @@ def read(perdure: Run) -> Callable[..., Any]:
 # --- limits
 
 
+@pytest.fixture(autouse=True)
+def made(perdure: Run) -> None:
+    """The store: looking at one makes none."""
+    perdure("migrate", *URL)
+
+
 def test_limits_are_set_listed_and_lifted(perdure: Run, app: App, read: Callable[..., Any]) -> None:
     said = perdure("limits", "set", *URL, "-q", "mail", "--running", "5", "--rate", "100/min", "--burst", "20")
     assert said.output == "Queue mail: 5 at a time, 100/min, burst 20 (revision 1).\n"

@@ -20,6 +20,12 @@ def listed(perdure: Run) -> Callable[[], list[dict[str, Any]]]:
     return lambda: json.loads(perdure("schedules", "list", *URL, "--json").stdout)
 
 
+@pytest.fixture(autouse=True)
+def made(perdure: Run) -> None:
+    """The store: looking at one makes none."""
+    perdure("migrate", *URL)
+
+
 def test_schedules_are_added_listed_paused_triggered_and_removed(
     perdure: Run, app: App, drain: Callable[[], None], listed: Callable[[], list[dict[str, Any]]]
 ) -> None:

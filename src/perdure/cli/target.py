@@ -29,7 +29,7 @@ class TargetError(PerdureError):
     """An app that can't be found or imported."""
 
 
-_MAKING = {"migrate"}
+_MAKING = {"migrate", "add", "set", "pause", "resume", "apply"}
 """Commands that may make a store that isn't there; the others only look."""
 
 
