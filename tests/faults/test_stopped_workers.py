@@ -100,10 +100,11 @@ async def test_a_step_that_ends_its_process_poisons_only_itself(world: World) ->
 
         await until(over, "the worker died, or the poison was found out")
         deaths += worker.code is not None
-    assert deaths == 3
+    # It is given up at its third crash, or later when others went down with it as often: until it stands alone.
+    assert 3 <= deaths < 3 * 4
     error = (await poison.status()).error
     assert error is not None and error.type == "perdure.errors:Poisoned"
-    assert "3 times" in error.message
+    assert f"{deaths} times" in error.message
     if world.processes[-1].code is not None:
         await world.serving(lease=0.5)
     for number, run in enumerate(short):
