@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,27 +83,29 @@ def waits_for_others(task: asyncio.Task[Any], waits: Container[Any], tasks: Cont
     waiter: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
     if waiter is None or waiter.done():
         return False  # it is about to run
+    frames = list(_asyncio_frames(task))
+    if any(name == "wait_for" and limited for _, name, limited, _ in frames):
+        return False  # its time limit moves it
     if waiter in waits:
         return True
     if isinstance(waiter, asyncio.Task):
         return waiter in tasks
     if type(waiter).__name__ == "_GatheringFuture":
         return True
-    return _innermost_is_plumbing(task)
+    for file, name, limited, innermost in frames:
+        if innermost:
+            return file in _MOVED_BY_TASKS or (name in _WAITING_FOR_TASKS and not limited)
+    return False
 
 
-def _innermost_is_plumbing(task: asyncio.Task[Any]) -> bool:
-    """Whether the code that a task is stopped in is a part of asyncio that other tasks move, without a time limit."""
+def _asyncio_frames(task: asyncio.Task[Any]) -> Iterator[tuple[str, str, bool, bool]]:
+    """The functions of asyncio that a task is stopped in, from the outermost one: file, name, whether they have a time
+    limit, and whether it is the innermost function of all."""
     inner: Any = task.get_coro()
-    last: Any = None
     while inner is not None and hasattr(inner, "cr_code"):
-        last = inner
-        inner = inner.cr_await
-    if last is None:
-        return False
-    file, _, name = last.cr_code.co_filename.rpartition("/")
-    if file != _ASYNCIO:
-        return False
-    if name in _MOVED_BY_TASKS:
-        return True
-    return last.cr_code.co_name in _WAITING_FOR_TASKS and last.cr_frame.f_locals.get("timeout") is None
+        awaited = inner.cr_await
+        folder, _, file = inner.cr_code.co_filename.rpartition("/")
+        if folder == _ASYNCIO:
+            limited = inner.cr_frame is not None and inner.cr_frame.f_locals.get("timeout") is not None
+            yield file, inner.cr_code.co_name, limited, not hasattr(awaited, "cr_code")
+        inner = awaited
