@@ -150,6 +150,7 @@ def test_all_ways_to_import_are_found(tmp_path: Path) -> None:
 
 
 UNWANTED = [
+    "asyncpg",
     "click",
     "concurrent.futures.process",
     "http.server",

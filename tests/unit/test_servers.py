@@ -1,0 +1,36 @@
+"""The servers that other tests rely on."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from servers.postgres import Postgres, installed, own_server
+
+
+def test_a_database_is_empty_and_of_its_own(postgres: Postgres, postgres_url: str) -> None:
+    postgres.run("CREATE TABLE here ()", url=postgres_url)
+    other = postgres.database()
+    assert postgres.run("SELECT to_regclass('here')", url=other) == [(None,)]
+    postgres.drop(other)
+    with pytest.raises(psycopg.OperationalError, match="does not exist"):
+        postgres.run("SELECT 1", url=other)
+
+
+@pytest.mark.parametrize("version", installed())
+def test_a_server_keeps_what_was_committed_when_it_is_killed(version: str) -> None:
+    server = own_server(version)
+    try:
+        server.start()
+        assert server.run("SHOW server_version")[0][0].startswith(version)
+        server.run("CREATE TABLE kept AS SELECT 1 AS one")
+        server.kill9()
+        with pytest.raises(psycopg.OperationalError):
+            server.run("SELECT 1")
+        server.start()
+        assert server.run("SELECT one FROM kept", url=server.socket_url) == [(1,)]
+        server.restart()
+        assert server.run("SELECT one FROM kept") == [(1,)]
+    finally:
+        server.remove()
+    assert not server.directory.exists()
