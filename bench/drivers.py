@@ -53,7 +53,7 @@ async def compare(url: str, results: dict[tuple[str, str], list[tuple[float, flo
     dollars = ("$1", "$2", "$3")
 
     async def by_psycopg(statement: str, values: tuple[object, ...]) -> object:
-        cursor = await modern.cursor(binary=True).execute(statement.format("%b", "%b", "%b"), values)
+        cursor = await modern.cursor(binary=True).execute(statement.format("%b", "%b", "%b").encode(), values)
         return await cursor.fetchall() if cursor.description else None
 
     drivers: dict[str, Call] = {
