@@ -1,0 +1,125 @@
+"""From a location to a connection: what is checked and set, and what is known of what lies between."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.stores.postgres.url import Location, quote
+
+if TYPE_CHECKING:
+    # Generic for type checkers alone.
+    Connection = asyncpg.Connection[asyncpg.Record]
+else:
+    Connection = asyncpg.Connection
+
+_OLDEST = 140_000
+_GRACE = 5.0
+"""Seconds over the statement's time limit after which a server that says nothing is given up."""
+_STATEMENTS = 256
+"""Prepared statements that a connection keeps."""
+
+_HELLO = "SELECT pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery()"
+_SETTLE_IN = """
+SELECT set_config('search_path', $1, false), set_config('statement_timeout', $2, false),
+       set_config('lock_timeout', $3, false), set_config('idle_in_transaction_session_timeout', $4, false),
+       set_config('timezone', 'UTC', false)
+"""
+_IDLE_IN_TRANSACTION = 30_000
+
+
+class Way(Enum):
+    """What is between us and the server."""
+
+    DIRECT = auto()
+    """Nothing: the session is ours, with settings of its own and prepared statements."""
+    POOLED = auto()
+    """A pooler that follows prepared statements, such as PgBouncer from 1.21 on. Settings would be others' too."""
+    POOLED_PLAIN = auto()
+    """A pooler that does not: each statement is prepared anew, in one exchange with its execution."""
+
+
+async def connect(
+    location: Location, way: Way = Way.DIRECT, *, url: str | None = None, statement_timeout: int | None = None
+) -> Connection:
+    """One connection, ready for use; `url` leads to the same database by another way, without a pooler.
+
+    Errors are those of the driver, except `StoreError` for a server that is too old and `StoreUnavailable` for a
+    replica.
+    """
+    limit = location.statement_timeout if statement_timeout is None else statement_timeout
+    connection: Connection = await asyncpg.connect(
+        url or location.url,
+        timeout=location.connect_timeout,
+        command_timeout=_patience(limit),
+        statement_cache_size=0 if way is Way.POOLED_PLAIN else _STATEMENTS,
+        # A pooler would refuse further settings here.
+        server_settings={"application_name": location.application_name},
+    )
+    try:
+        _keep_alive(connection)
+        _, version, replica = _row(await connection.fetch(_HELLO))
+        _check(location, version, replica)
+        if way is Way.DIRECT:
+            milliseconds = (str(limit), str(location.lock_timeout), str(_IDLE_IN_TRANSACTION))
+            await connection.fetch(_SETTLE_IN, quote(location.schema), *milliseconds)
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
+async def find_way(location: Location) -> Way:
+    """Looks what is between us and the server. Errors are as those of `connect`."""
+    connection = await connect(location, Way.POOLED_PLAIN)
+    try:
+        pid = _row(await connection.fetch(_HELLO))[0]
+        if pid == connection.get_server_pid():
+            return Way.DIRECT
+        async with connection.transaction():  # In which a pooler keeps to one server.
+            name = f"perdure_{os.getpid()}_{random.getrandbits(32)}"
+            await connection.prepare("SELECT 1", name=name)
+            found = "SELECT count(*)::int FROM pg_prepared_statements WHERE name = $1"
+            if _row(await connection.fetch(found, name))[0] == 0:
+                return Way.POOLED  # The pooler gave it a name of its own.
+            await connection.execute(f"DEALLOCATE {name}")
+            return Way.POOLED_PLAIN
+    finally:
+        await connection.close(timeout=_GRACE)
+
+
+def _row(rows: list[asyncpg.Record]) -> tuple[Any, ...]:
+    return tuple(rows[0].values())
+
+
+def _patience(statement_timeout: int) -> float | None:
+    return statement_timeout / 1000 + _GRACE if statement_timeout else None
+
+
+def _check(location: Location, version: int, replica: bool) -> None:
+    if version < _OLDEST:
+        raise StoreError(
+            f"the store {location.name} is on PostgreSQL {version // 10_000}, which is too old: "
+            f"Perdure needs {_OLDEST // 10_000} or newer"
+        )
+    if replica:
+        raise StoreUnavailable(
+            f"the store {location.name} is a read replica, or recovers just now; the URL must lead to the primary"
+        )
+
+
+def _keep_alive(connection: Connection) -> None:
+    """Has a server whose machine is gone found out within seconds, instead of when a call's time is over."""
+    sock = connection._transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 10_000)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,134 @@
+"""The one place where errors of the driver and the server become errors of the store."""
+
+from __future__ import annotations
+
+import ssl
+
+import asyncpg
+
+from perdure.errors import (
+    CheckpointNotFound,
+    KeyTaken,
+    PerdureError,
+    RunEnded,
+    RunNotEnded,
+    RunNotFound,
+    ScheduleNotFound,
+    StoreError,
+    StoreUnavailable,
+    StoreUrlError,
+)
+from perdure.stores.postgres.url import Location
+
+DOMAIN: dict[str, type[PerdureError]] = {
+    "PD001": RunNotFound,
+    "PD002": RunEnded,
+    "PD003": RunNotEnded,
+    "PD004": CheckpointNotFound,
+    "PD005": KeyTaken,
+    "PD006": ScheduleNotFound,
+}
+"""What the SQL functions raise by codes of their own; the message is theirs, for people."""
+
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""Whatever a call of the driver may raise."""
+
+_TRANSIENT = {"40001", "40P01", "55P03"}
+"""Serialization failure, deadlock, lock not there in time: rolled back for certain, and likely to work soon."""
+
+_MIGRATE = "has no schema {schema!r} of this version: run  perdure migrate"
+_SAID = {
+    "28P01": "refused the password: correct it in the URL, in PGPASSWORD or in the password file",
+    "28000": "does not let this user in: look at the user in the URL and at the server's pg_hba.conf",
+    "3D000": "has no such database: make it (createdb), or correct the URL",
+    "3F000": _MIGRATE,
+    "42P01": _MIGRATE,
+    "42883": _MIGRATE,
+    "42703": _MIGRATE,
+    "42501": "does not permit that to this user: let the owner of schema {schema!r} grant it, or use the owner",
+    "42P05": "seems to be behind a pooler that mixes up prepared statements: update PgBouncer to 1.21 or newer",
+    "22": "refused a value",
+    "54": "refused a value as too large; keep large values elsewhere and pass on where they are",
+    "XX001": "is damaged: stop all workers and restore a backup",
+    "XX002": "has a damaged index: run REINDEX, and look at the disk",
+}
+_SAID_FOR_NOW = {
+    "08": "can't be reached, or broke the connection off",
+    "25006": "takes no writes: it is a read replica, or was one after a failover; the URL must lead to the primary",
+    "25P03": "ended a transaction that was idle for too long",
+    "26000": "seems to be behind a pooler that mixes up prepared statements: update PgBouncer to 1.21 or newer",
+    "40": "rolled the call back, others are at the same rows; try again",
+    "53100": "has no room left on its disk: free some",
+    "53300": "has no connection left: raise max_connections, use PgBouncer, or lower ?pool=",
+    "53": "is out of resources",
+    "55P03": "has a lock that somebody holds for long: find the transaction in pg_stat_activity",
+    "55": "can't do that just now; try again",
+    "57014": "took longer for a call than statement_timeout, or somebody cancelled it",
+    "57": "is shutting down, starting up, or ended the connection",
+    "58": "can't read or write its files: look at its disk and log",
+    "XX": "failed by itself: look at its log",
+}
+_BROKEN = ("08", "25006", "25P03", "26000", "42P05", "57P", "58")
+"""After these a connection is of no use, even where it is open still."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the call was certainly rolled back and deserves another try at once."""
+    if isinstance(error, asyncpg.InvalidCachedStatementError | asyncpg.OutdatedSchemaCacheError):
+        return True  # The schema was migrated beneath a prepared statement.
+    return isinstance(error, asyncpg.PostgresError) and code(error) in _TRANSIENT
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether the connection that the error came by is to be dropped."""
+    if isinstance(error, asyncpg.PostgresError):
+        return code(error).startswith(_BROKEN)
+    return isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError)
+
+
+def code(error: asyncpg.PostgresError) -> str:
+    """The SQLSTATE."""
+    return error.sqlstate or ""
+
+
+def translate(error: BaseException, location: Location) -> Exception:
+    """The store's error for what a driver or server said; the words of those are in its parentheses."""
+    translated = _translate(error, location)
+    translated.__cause__ = error
+    return translated
+
+
+def _translate(error: BaseException, location: Location) -> Exception:
+    where = f"the store {location.name}"
+    if isinstance(error, asyncpg.PostgresError):
+        return _from_server(error, location, where)
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return StoreUrlError(f"{where} has a URL that can't be used ({error})")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return StoreError(f"{where} shows a certificate that is not trusted: give sslrootcert=… ({error})")
+    if isinstance(error, TimeoutError):
+        return StoreUnavailable(f"{where} did not answer in time")
+    if isinstance(error, OSError):
+        return StoreUnavailable(f"{where} can't be reached ({error})")
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return StoreUnavailable(f"{where} has no server that takes writes just now ({error})")
+    if isinstance(error, asyncpg.InternalClientError):
+        # A server that dies while it answers confuses the driver.
+        return StoreUnavailable(f"{where} broke the connection off ({error})")
+    if isinstance(error, asyncpg.InterfaceError) and "clos" in str(error):
+        return StoreUnavailable(f"{where} closed the connection ({error})")
+    return StoreError(f"{where} failed: {error}")
+
+
+def _from_server(error: asyncpg.PostgresError, location: Location, where: str) -> Exception:
+    state = code(error)
+    said = str(error)
+    if state in DOMAIN:
+        return DOMAIN[state](error.args[0] if error.args else said)
+    # The longest key first: a code of its own goes before that of its class.
+    for key in (state, state[:3], state[:2]):
+        if key in _SAID:
+            return StoreError(f"{where} {_SAID[key].format(schema=location.schema)} ({said})")
+        if key in _SAID_FOR_NOW:
+            return StoreUnavailable(f"{where} {_SAID_FOR_NOW[key]} ({said})")
+    return StoreError(f"{where} failed: {said} ({state})")

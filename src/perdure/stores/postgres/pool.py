@@ -1,0 +1,171 @@
+"""The few connections that each event loop has, and the one way to call the server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import asyncpg
+
+from perdure.errors import StoreError
+from perdure.stores.postgres.connect import Connection, Way, connect, find_way
+from perdure.stores.postgres.errors import DRIVER_ERRORS, is_broken, is_transient, translate
+from perdure.stores.postgres.url import Location
+
+_TRIES, _PATIENCE = 10, 10.0
+"""How often, and for how many seconds, a call that was rolled back is repeated."""
+_FAREWELL = 5.0
+"""Seconds that closing waits for calls that are under way, and for the server's goodbye."""
+
+
+class Connections:
+    """The connections of a store: up to `pool` of them for each event loop that calls. They end with their loop, or
+    with `close`."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
+        self._lock = threading.Lock()
+        self._way: Way | None = None
+        self._pid = os.getpid()
+
+    async def way(self) -> Way:
+        """What is between us and the server. Raises as `call` does."""
+        if self._way is None:
+            try:
+                self._way = await find_way(self.location)
+            except DRIVER_ERRORS as error:
+                raise translate(error, self.location) from error
+        return self._way
+
+    async def call(self, sql: str, *args: Any) -> list[asyncpg.Record]:
+        """Runs one statement, committed when this returns, and gives its rows.
+
+        A call that was certainly rolled back (a deadlock, a lock that did not come) is repeated for some time. Raises
+        `StoreUnavailable` when it may or may not have been done, or may work later, and other kinds of `StoreError`,
+        or of those that our functions raise, when it will not.
+        """
+        start = time.monotonic()
+        tries = 1
+        while True:
+            pool = await self._pool()
+            try:
+                return await pool.call(sql, args)
+            except DRIVER_ERRORS as error:
+                over = tries >= _TRIES or time.monotonic() - start > _PATIENCE
+                if over or not is_transient(error):
+                    raise translate(error, self.location) from error
+            await asyncio.sleep(random.uniform(0, 0.01 * 2 ** min(tries, 6)))
+            tries += 1
+
+    async def close(self) -> None:
+        """Closes those of all loops, after the calls that are under way. A call after that connects anew."""
+        with self._lock:
+            pools, self._pools = self._pools, {}
+        if self._pid != os.getpid():
+            return  # What a forked child has a copy of is its parent's.
+        here = asyncio.get_running_loop()
+        for loop, pool in pools.items():
+            if loop is here:
+                await pool.close()
+            elif loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(pool.close(), loop)
+                # Its loop may end meanwhile, and it with the loop.
+                await asyncio.wait([asyncio.wrap_future(closing)], timeout=2 * _FAREWELL)
+
+    async def _pool(self) -> _Pool:
+        if self._pid != os.getpid():
+            raise StoreError("this process was forked from one with an open store: open another one in the child")
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            way = await self.way()
+            with self._lock:
+                for ended in [other for other in self._pools if other.is_closed()]:
+                    del self._pools[ended]
+                pool = self._pools.setdefault(loop, _Pool(self.location, way))
+            await pool.open()
+        return pool
+
+
+class _Pool:
+    """The connections of one event loop, the last one used first."""
+
+    def __init__(self, location: Location, way: Way) -> None:
+        self._location = location
+        self._way = way
+        self._slots = asyncio.Semaphore(location.pool)
+        self._idle: list[Connection] = []
+        self._closed = False
+        self._guard: AsyncGenerator[None] | None = None
+
+    async def open(self) -> None:
+        """From now on it is closed with its event loop at the latest."""
+        if self._guard is None:
+            self._guard = self._until_the_loop_ends()
+            await anext(self._guard)
+
+    async def call(self, sql: str, args: tuple[Any, ...]) -> list[asyncpg.Record]:
+        """Errors are the driver's."""
+        async with self._slots:
+            connection = self._latest() or await connect(self._location, self._way)
+            try:
+                return await connection.fetch(sql, *args)
+            except BaseException as error:
+                if is_broken(error):
+                    connection.terminate()
+                    self._drop_idle()  # What broke one has most likely broken them all.
+                raise
+            finally:
+                if self._closed:
+                    connection.terminate()
+                elif not connection.is_closed():
+                    self._idle.append(connection)
+
+    async def close(self) -> None:
+        if self._guard is not None:
+            await self._guard.aclose()
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
+        """An event loop that ends closes the asynchronous generators that it has seen: that is how this one learns of
+        it, in time to say goodbye to the server."""
+        try:
+            yield
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        taken = 0
+        try:
+            async with asyncio.timeout(_FAREWELL):
+                while taken < self._location.pool:
+                    await self._slots.acquire()
+                    taken += 1
+        except TimeoutError:
+            pass  # The calls that are under way end their connections themselves, afterwards.
+        self._closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            try:
+                await connection.close(timeout=_FAREWELL)
+            except DRIVER_ERRORS:
+                connection.terminate()
+        for _ in range(taken):
+            self._slots.release()
+
+    def _latest(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return None
+
+    def _drop_idle(self) -> None:
+        for connection in self._idle:
+            connection.terminate()
+        self._idle.clear()

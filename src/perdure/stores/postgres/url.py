@@ -1,0 +1,131 @@
+"""Reads store URLs: which server, database and schema, and how it is used."""
+
+from __future__ import annotations
+
+import difflib
+from urllib.parse import parse_qsl, unquote, urlencode
+
+from msgspec import Struct
+
+from perdure.errors import StoreUrlError
+
+_OURS = ("schema", "pool", "listen", "statement_timeout", "lock_timeout", "connect_timeout", "application_name")
+_DRIVERS = (
+    *("host", "port", "user", "password", "passfile", "dbname", "service", "target_session_attrs", "krbsrvname"),
+    *("gsslib", "sslmode", "sslcert", "sslkey", "sslpassword", "sslrootcert", "sslcrl", "sslnegotiation"),
+    *("ssl_min_protocol_version", "ssl_max_protocol_version"),
+)
+OPTIONS = (*_OURS, *_DRIVERS)
+_LONGEST = 3_600_000
+_LONGEST_NAME = 63
+
+
+class Location(Struct, frozen=True):
+    """Where a store is and how it is used."""
+
+    url: str
+    """What the driver is given: without our options, but with the password."""
+    name: str
+    """How messages call the store: without the password."""
+    schema: str = "perdure"
+    pool: int = 4
+    """The most connections of one event loop."""
+    listen: str | None = None
+    """Another way to the same database for LISTEN, past a pooler."""
+    statement_timeout: int = 30_000
+    """Milliseconds, as the next one."""
+    lock_timeout: int = 5_000
+    connect_timeout: int = 10
+    """Seconds, as libpq has it."""
+    application_name: str = "perdure"
+
+    def __repr__(self) -> str:
+        return f"Location({self.name!r}, schema={self.schema!r})"
+
+
+def parse_url(url: str) -> Location:
+    """Reads `postgresql://user:password@host:port/database?option=value`; what is left out comes from the environment
+    variables of libpq.
+
+    Options of ours are `schema`, `pool`, `listen`, `statement_timeout` and `lock_timeout` (milliseconds),
+    `connect_timeout` (seconds) and `application_name`; those of libpq about hosts and TLS are passed on.
+    Raises `StoreUrlError`, which shows no password.
+    """
+    name = _shown(url)
+    _check_hosts(url, name)
+    options = _options(url, name)
+    passed = {key: value for key, value in options.items() if key in _DRIVERS}
+    hosts = options.get("host", "") + url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    if "," in hosts and "target_session_attrs" not in passed:
+        passed["target_session_attrs"] = "read-write"  # Of several servers, the one that takes writes.
+    head = url.partition("?")[0]
+    return Location(
+        url=f"{head}?{urlencode(passed)}" if passed else head,
+        name=name,
+        schema=_schema(name, options.get("schema", "perdure")),
+        pool=_number(name, "pool", options.get("pool", "4"), 1, 100),
+        listen=_listen(name, options.get("listen")),
+        statement_timeout=_number(name, "statement_timeout", options.get("statement_timeout", "30000"), 0, _LONGEST),
+        lock_timeout=_number(name, "lock_timeout", options.get("lock_timeout", "5000"), 0, _LONGEST),
+        connect_timeout=_number(name, "connect_timeout", options.get("connect_timeout", "10"), 1, 3600),
+        application_name=options.get("application_name", "perdure"),
+    )
+
+
+def quote(identifier: str) -> str:
+    """An identifier as SQL has it."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def _shown(url: str) -> str:
+    """The URL without password and options."""
+    scheme, _, rest = url.partition("://")
+    authority, slash, path = rest.partition("?")[0].partition("/")
+    user, at, hosts = authority.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{at}{hosts}{slash}{path}"
+
+
+def _check_hosts(url: str, name: str) -> None:
+    authority = url.partition("://")[2].partition("?")[0].partition("/")[0]
+    for host in authority.rpartition("@")[2].split(","):
+        # Of an IPv6 address in brackets only what follows can be a port.
+        port = host.rpartition("]")[2].partition(":")[2]
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise StoreUrlError(f"{name!r} has the port {port!r}; a port is a number from 1 to 65535")
+    if "\0" in unquote(url):
+        raise StoreUrlError(f"{name!r} has a NUL character")
+
+
+def _options(url: str, name: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for key, value in parse_qsl(url.partition("?")[2], keep_blank_values=True):
+        if key not in OPTIONS:
+            close = difflib.get_close_matches(key, OPTIONS, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise StoreUrlError(f"{name!r} has the unknown option {key!r}; {hint}there are {', '.join(OPTIONS)}")
+        if key in options:
+            raise StoreUrlError(f"{name!r} has the option {key!r} twice")
+        options[key] = value
+    return options
+
+
+def _schema(name: str, schema: str) -> str:
+    if not schema or not schema.isprintable() or len(schema.encode()) > _LONGEST_NAME or schema.startswith("pg_"):
+        raise StoreUrlError(
+            f"{name!r}: schema can't be {schema!r}; it is a name of at most {_LONGEST_NAME} bytes without 'pg_' ahead"
+        )
+    return schema
+
+
+def _number(name: str, option: str, value: str, least: int, most: int) -> int:
+    if not (value.isascii() and value.isdigit()) or not least <= int(value) <= most:
+        raise StoreUrlError(f"{name!r}: {option} is a number from {least} to {most}; it can't be {value!r}")
+    return int(value)
+
+
+def _listen(name: str, value: str | None) -> str | None:
+    if value is None:
+        return None
+    if not value.startswith(("postgresql://", "postgres://")):
+        raise StoreUrlError(f"{name!r}: listen is the URL of the server itself (postgresql://…), percent-encoded")
+    return parse_url(value).url

@@ -1,0 +1,91 @@
+"""What a PostgreSQL URL may say, and what is said of one that can't be."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import sys
+from typing import Any
+
+import pytest
+
+from perdure.errors import StoreUrlError
+from perdure.stores.postgres.url import parse_url, quote
+
+
+def test_a_bare_url() -> None:
+    location = parse_url("postgresql://ann:secret@db.example:5433/shop")
+    assert location.url == "postgresql://ann:secret@db.example:5433/shop"
+    assert location.name == "postgresql://ann@db.example:5433/shop"
+    assert (location.schema, location.pool, location.listen) == ("perdure", 4, None)
+    assert "secret" not in repr(location)
+
+
+def test_our_options_stay_and_those_of_the_driver_go_on() -> None:
+    location = parse_url(
+        "postgres://db/shop?schema=jobs&pool=2&sslmode=verify-full&sslrootcert=%2Fca.pem&application_name=web"
+        "&statement_timeout=1000&lock_timeout=200&connect_timeout=3&listen=postgresql%3A%2F%2Fdirect%2Fshop%3Fpool%3D1"
+    )
+    assert location.url == "postgres://db/shop?sslmode=verify-full&sslrootcert=%2Fca.pem"
+    assert location.listen == "postgresql://direct/shop"
+    assert (location.schema, location.pool, location.application_name) == ("jobs", 2, "web")
+    assert (location.statement_timeout, location.lock_timeout, location.connect_timeout) == (1000, 200, 3)
+
+
+@pytest.mark.parametrize("url", ["postgresql://a,b/shop", "postgresql:///shop?host=a,b"])
+def test_of_several_hosts_the_one_that_takes_writes(url: str) -> None:
+    assert "target_session_attrs=read-write" in parse_url(url).url
+    separator = "&" if "?" in url else "?"
+    assert "attrs=any" in parse_url(f"{url}{separator}target_session_attrs=any").url
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("?schma=x", "unknown option 'schma'; did you mean 'schema'?"),
+        ("?pool=1&pool=2", "'pool' twice"),
+        ("?pool=0", "pool is a number from 1 to 100; it can't be '0'"),
+        ("?pool=x", "it can't be 'x'"),
+        ("?schema=", "schema can't be ''"),
+        ("?schema=pg_own", "'pg_own'"),
+        ("?schema=" + "x" * 64, "at most 63 bytes"),
+        ("?statement_timeout=-1", "statement_timeout is a number"),
+        ("?listen=db", "listen is the URL of the server itself"),
+        ("%00", "NUL"),
+    ],
+)
+def test_what_cannot_be_is_named_without_the_password(query: str, says: str) -> None:
+    with pytest.raises(StoreUrlError) as caught:
+        parse_url(f"postgresql://ann:secret@db/shop{query}")
+    assert says in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["db:x", "db:0", "db:65536", "a,b:99999", "[::1]:x"])
+def test_a_port_is_a_number(host: str) -> None:
+    with pytest.raises(StoreUrlError, match="a port is a number from 1 to 65535"):
+        parse_url(f"postgresql://{host}/shop")
+
+
+@pytest.mark.parametrize("host", ["db", "db:5432", "[::1]", "[::1]:5432", "a:1,b:2", ""])
+def test_hosts_that_can_be(host: str) -> None:
+    assert parse_url(f"postgresql://{host}/shop").name == f"postgresql://{host}/shop"
+
+
+def test_quoted_names() -> None:
+    assert quote('a"b') == '"a""b"'
+
+
+def test_without_the_driver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("perdure.stores.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    original = builtins.__import__
+
+    def missing(name: str, *args: Any) -> Any:
+        if name == "asyncpg":
+            raise ModuleNotFoundError(name)
+        return original(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(StoreUrlError, match=r"pip install 'perdure\[postgres\]'"):
+        importlib.import_module("perdure.stores.postgres")
