@@ -37,6 +37,21 @@ def test_migrate_says_what_it_did(perdure: Run, folder: Path) -> None:
     assert perdure("migrate", *URL).output == "sqlite:///shop.db is up to date.\n"
 
 
+def test_migrate_checks_and_prints_without_doing(perdure: Run, folder: Path) -> None:
+    there_is = perdure("migrate", *URL, "--check")
+    assert (there_is.exit_code, there_is.output) == (1, "to be applied: 0001_first\n")
+    script = perdure("migrate", *URL, "--print").output
+    assert not (folder / "shop.db").exists()
+    connection = sqlite3.connect("shop.db")
+    connection.executescript(script)
+    connection.close()
+    assert perdure("migrate", *URL, "--check").output == "sqlite:///shop.db is up to date.\n"
+    assert perdure("migrate", *URL, "--print").output == ""
+    assert perdure("migrate", *URL).output == "sqlite:///shop.db is up to date.\n"
+    assert "schema version 1, as it was made" in perdure("doctor", *URL).output
+    assert "exclude each other" in perdure("migrate", *URL, "--print", "--check").output
+
+
 def test_a_store_of_a_newer_version_is_refused(perdure: Run, folder: Path) -> None:
     perdure("migrate", *URL)
     connection = sqlite3.connect("shop.db")

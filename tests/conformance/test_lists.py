@@ -206,6 +206,7 @@ async def test_a_store_that_is_up_to_date_has_nothing_to_migrate(store: Store) -
     await store.enqueue([start("r")])
     await store.migrate()
     assert await store.migrate() == []
+    assert (await store.pending(), await store.script()) == ([], "")
     assert await store.load("r") is not None
 
 

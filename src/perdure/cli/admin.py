@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from importlib.metadata import version
+from typing import Any, TypeVar
 
 import click
 
@@ -19,6 +20,8 @@ from perdure.clock import moment
 from perdure.model import Count, State, WorkerRecord
 from perdure.stores import open_store
 from perdure.stores.base import Finding, Severity, Store
+
+T = TypeVar("T")
 
 _STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 
@@ -39,11 +42,20 @@ def workers(app: App, as_text: bool) -> None:
 
 @click.command()
 @with_store
-def migrate(app: App) -> None:
+@click.option("--check", is_flag=True, help="Only say what there is to do; ends with 1 when there is something.")
+@click.option("--print", "as_script", is_flag=True, help="Only print the SQL that it would run, for sqlite3 or psql.")
+def migrate(app: App, check: bool, as_script: bool) -> None:
     """Bring the store's schema up to date. Safe at any time, from any number of machines."""
-    applied = asyncio.run(_migrate(app.url))
-    for name in applied:
-        click.echo(f"applied {name}")
+    if check and as_script:
+        raise click.UsageError("--check and --print exclude each other")
+    if as_script:
+        click.echo(_ask(app.url, lambda store: store.script()), nl=False)
+        return
+    missing = _ask(app.url, lambda store: store.pending() if check else store.migrate())
+    for name in missing:
+        click.echo(f"{'to be applied:' if check else 'applied'} {name}")
+    if check and missing:
+        raise SystemExit(1)
     click.echo(f"{shown_url(app.url)} is up to date.")
 
 
@@ -73,12 +85,17 @@ def doctor(app: App, as_text: bool) -> None:
         raise SystemExit(1)
 
 
-async def _migrate(url: str) -> list[str]:
-    store = open_store(url)
-    try:
-        return await store.migrate()
-    finally:
-        await store.close()
+def _ask(url: str, question: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+    """Asks a store that is not opened: its schema may be one that can't be used."""
+
+    async def asked() -> T:
+        store = open_store(url)
+        try:
+            return await question(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(asked())
 
 
 async def _examine(app: App, store: Store) -> list[Finding]:

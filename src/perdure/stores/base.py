@@ -320,6 +320,14 @@ class Store(Protocol):
         """Brings the schema up to date; returns the names of the migrations applied now. Safe from many processes."""
         ...
 
+    async def pending(self) -> list[str]:
+        """The names of the migrations that `migrate` would apply now. Reads only, and needs no open store."""
+        ...
+
+    async def script(self) -> str:
+        """What `migrate` would run now, as the store's own shell takes it; empty when it is up to date. Reads only."""
+        ...
+
     async def check(self) -> list[Finding]:
         """What `perdure doctor` shows. Reads only."""
         ...

@@ -48,6 +48,25 @@ def migrate(connection: sqlite3.Connection, name: str, busy_timeout: int = 10_00
     return [title for _, title, _ in missing]
 
 
+def missing(connection: sqlite3.Connection, name: str, busy_timeout: int = 10_000) -> list[tuple[int, str, str]]:
+    """Number, name and script of each migration that `migrate` would apply now. Reads only."""
+    try:
+        return patiently(lambda: _missing(connection, name), busy_timeout)
+    except sqlite3.Error as error:
+        raise translate(error, name) from error
+
+
+def script(missing: list[tuple[int, str, str]]) -> str:
+    """What `migrate` would run, in one transaction, as the `sqlite3` shell takes it."""
+    if not missing:
+        return ""
+    parts = ["BEGIN IMMEDIATE;", _SQL["book"] + ";"]
+    for number, title, text in missing:
+        record = _SQL["record"].replace(":number", str(number)).replace(":name", f"'{title}'")
+        parts += [text.rstrip(), record.replace(":checksum", f"'{_checksum(text)}'") + ";"]
+    return "\n\n".join([*parts, "COMMIT;"]) + "\n"
+
+
 def schema(connection: sqlite3.Connection) -> dict[str, str]:
     """The statements that made what is in a file, by kind and name."""
     return dict(connection.execute(_SQL["schema"]))

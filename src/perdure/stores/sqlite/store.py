@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -42,6 +43,7 @@ from perdure.stores.sqlite.exchange import idle, perform, silent
 from perdure.stores.sqlite.executor import Executor, Operation, Transaction
 from perdure.stores.sqlite.filesystem import watch_file
 from perdure.stores.sqlite.keeper import FileKeeper, MemoryKeeper
+from perdure.stores.sqlite.sql import migrations
 from perdure.stores.sqlite.wake import Wakeups
 
 T = TypeVar("T")
@@ -121,6 +123,24 @@ class SqliteStore:
         connection = connect(self._location)
         try:
             return migrate.migrate(connection, self._location.name, self._location.busy_timeout)
+        finally:
+            connection.close()
+
+    async def pending(self) -> list[str]:
+        return [title for _, title, _ in await asyncio.to_thread(self._missing)]
+
+    async def script(self) -> str:
+        return await asyncio.to_thread(lambda: migrate.script(self._missing()))
+
+    def _missing(self) -> list[tuple[int, str, str]]:
+        path = self._location.path
+        if path is None:
+            return []
+        if not os.path.lexists(path):
+            return migrations()  # To look would make it.
+        connection = connect(self._location, read_only=True)
+        try:
+            return migrate.missing(connection, self._location.name, self._location.busy_timeout)
         finally:
             connection.close()
 
