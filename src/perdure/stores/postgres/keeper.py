@@ -1,0 +1,51 @@
+"""Keeping the lease of an incarnation: one small call on a connection of its own, whatever else the store does."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure.model import Millis
+from perdure.stores.postgres.connect import Connection, Way, connect
+from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
+from perdure.stores.postgres.sql import load
+from perdure.stores.postgres.thread import submit
+from perdure.stores.postgres.url import Location
+
+_SHORTEST, _LONGEST = 1.0, 10.0
+"""Seconds that a renewal may take, connecting included: a quarter of the lease, within these bounds."""
+
+
+class LeaseKeeper:
+    """Renews on a connection that it opens at the first renewal and again after an error."""
+
+    def __init__(self, location: Location, worker: int, lease: Millis) -> None:
+        self._location = location
+        self._worker = worker
+        self._lease = lease
+        self._patience = min(max(_SHORTEST, lease / 4000), _LONGEST)
+        self._statement = load("keeper", location.schema)["renew"]
+        self._connection: Connection | None = None
+
+    def renew(self) -> bool:
+        return submit(self._renew()).result()
+
+    def close(self) -> None:
+        submit(self._close()).result()
+
+    async def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def _renew(self) -> bool:
+        try:
+            async with asyncio.timeout(self._patience):
+                if self._connection is None:
+                    # Nothing is gained by preparing a call that comes every few seconds; this way suits any pooler.
+                    self._connection = await connect(self._location, Way.POOLED_PLAIN)
+                return bool(await self._connection.fetchval(self._statement, self._worker, self._lease))
+        except BaseException as error:
+            await self._close()
+            if isinstance(error, DRIVER_ERRORS):
+                raise translate(error, self._location) from error
+            raise

@@ -1,0 +1,180 @@
+"""Wake-ups by LISTEN: one connection for each process and store, in the background thread, for all event loops.
+
+A notification is a hint. While the server is out of reach none come; once it is back everybody is woken, since there
+may be something to be found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from msgspec.structs import replace
+
+from perdure.errors import StoreError
+from perdure.stores.base import Topic
+from perdure.stores.postgres.connect import Way, connect, find_way
+from perdure.stores.postgres.errors import DRIVER_ERRORS
+from perdure.stores.postgres.thread import submit
+from perdure.stores.postgres.url import Location
+
+logger = logging.getLogger("perdure.store")
+
+_SHORTEST, _LONGEST = 0.05, 1.0
+"""Seconds between attempts to connect, before jitter."""
+_BEAT, _PATIENCE = 30.0, 10.0
+"""Seconds after which a connection on which nothing comes is tried, and for which its answer is waited."""
+_TOPICS = {topic.value[0]: topic for topic in Topic}
+"""By the first letter of the payload."""
+
+_lock = threading.Lock()
+_listeners: dict[tuple[str, str, int], _Listener] = {}
+
+
+def channel(schema: str) -> str:
+    """The channel that a schema's functions notify: in SQL, `'perdure_' || left(md5(current_schema()), 16)`."""
+    return "perdure_" + hashlib.md5(schema.encode(), usedforsecurity=False).hexdigest()[:16]
+
+
+async def subscribe(location: Location, topic: Topic, wake: Callable[[], None]) -> ChannelSubscription:
+    """Begins to call `wake` in the running loop. Notifications count when this returns, if the server is in reach."""
+    location = replace(location, url=location.listen or location.url)
+    key = (location.url, location.schema, os.getpid())
+    with _lock:
+        listener = _listeners.get(key)
+        if listener is None:
+            listener = _listeners[key] = _Listener(location)
+        subscription = ChannelSubscription(asyncio.get_running_loop(), topic, wake, key)
+        listener.subscriptions.add(subscription)
+    try:
+        await asyncio.shield(asyncio.wrap_future(listener.tried))
+    except BaseException:
+        await subscription.close()
+        raise
+    return subscription
+
+
+class ChannelSubscription:
+    """Wake-ups of one topic for one event loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, topic: Topic, wake: Callable[[], None], key: tuple[str, str, int]
+    ) -> None:
+        self.topic = topic
+        self._loop = loop
+        self._wake = wake
+        self._key = key
+        self._woken = False
+
+    def wake(self) -> None:
+        """Calls the subscriber in its loop, once for all that comes until it is called. For the listener's thread."""
+        if self._woken:
+            return
+        self._woken = True
+        try:
+            self._loop.call_soon_threadsafe(self._call)
+        except RuntimeError:
+            pass  # Its loop is closed, and it with the loop.
+
+    async def close(self) -> None:
+        with _lock:
+            listener = _listeners.get(self._key)
+            if listener is None or self not in listener.subscriptions:
+                return
+            listener.subscriptions.remove(self)
+            if listener.subscriptions:
+                return
+            del _listeners[self._key]
+        listener.stop()
+
+    def _call(self) -> None:
+        self._woken = False
+        self._wake()
+
+
+class _Listener:
+    """The connection that listens, for all subscriptions of a process to one schema."""
+
+    def __init__(self, location: Location) -> None:
+        self.subscriptions: set[ChannelSubscription] = set()
+        self.tried: Future[None] = Future()
+        """Done when it listens, or failed to for the first time."""
+        self._location = location
+        self._direct = False
+        self._silent = False
+        self._listening = submit(self._listen_for_ever())
+
+    def stop(self) -> None:
+        """Ends the connection, soon."""
+        self._listening.cancel()
+
+    async def _listen_for_ever(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if not self._direct and await find_way(self._location) is not Way.DIRECT:
+                    logger.warning(
+                        "no wake-ups from %s: it is behind a pooler, so give its own URL as ?listen=…; "
+                        "until then workers look for work by themselves",
+                        self._location.name,
+                    )
+                    return
+                self._direct = True
+                await self._listen()
+                failures = 0
+            except (StoreError, *DRIVER_ERRORS) as error:
+                failures += 1
+                self._say_lost(error)
+            finally:
+                if not self.tried.done():
+                    self.tried.set_result(None)
+            await asyncio.sleep(min(_LONGEST, _SHORTEST * 2 ** min(failures, 10)) * random.uniform(0.5, 1))
+
+    async def _listen(self) -> None:
+        """Returns when the connection is lost."""
+        connection = await connect(self._location, statement_timeout=int(_PATIENCE * 1000))
+        lost = asyncio.Event()
+        try:
+            connection.add_termination_listener(lambda _: lost.set())
+            await connection.add_listener(channel(self._location.schema), self._notified)
+            self._found()
+            while not lost.is_set():
+                try:
+                    await asyncio.wait_for(lost.wait(), _BEAT)
+                except TimeoutError:
+                    await connection.fetchval("SELECT 1", timeout=_PATIENCE)
+        finally:
+            connection.terminate()
+        self._say_lost("the server closed the connection")
+
+    def _found(self) -> None:
+        if not self.tried.done():
+            self.tried.set_result(None)
+        elif self._silent:
+            logger.warning("wake-ups from %s are back", self._location.name)
+        if self._silent:
+            self._silent = False
+            self._wake(None)
+
+    def _say_lost(self, why: object) -> None:
+        if not self._silent:
+            self._silent = True
+            logger.warning("no wake-ups from %s (%s); trying again until they are back", self._location.name, why)
+
+    def _notified(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        topic = _TOPICS.get(str(payload)[:1])
+        if topic is not None:
+            self._wake(topic)
+
+    def _wake(self, topic: Topic | None) -> None:
+        """Wakes those who want to be told of a topic, or all."""
+        with _lock:
+            wanted = [each for each in self.subscriptions if topic in (None, each.topic)]
+        for subscription in wanted:
+            subscription.wake()

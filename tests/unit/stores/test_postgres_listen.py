@@ -1,0 +1,223 @@
+"""Wake-ups by LISTEN, and leases, in the background of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.stores.base import Topic
+from perdure.stores.postgres import listen
+from perdure.stores.postgres.keeper import LeaseKeeper
+from perdure.stores.postgres.listen import ChannelSubscription, channel, subscribe
+from perdure.stores.postgres.url import Location, parse_url
+from servers.postgres import Postgres, PostgresServer, own_server
+
+PATIENCE = 30
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def location(postgres_url: str) -> Location:
+    return parse_url(f"{postgres_url}?schema=public")
+
+
+@pytest.fixture
+def own() -> Iterator[PostgresServer]:
+    server = own_server()
+    server.start()
+    yield server
+    server.remove()
+
+
+class Ear:
+    """A subscriber."""
+
+    def __init__(self) -> None:
+        self.woken = asyncio.Event()
+
+    async def hears(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self.woken.wait()
+        self.woken.clear()
+
+
+@pytest.fixture
+async def ear(location: Location) -> AsyncIterator[Ear]:
+    ear = Ear()
+    subscription = await subscribe(location, Topic.WORK, ear.woken.set)
+    yield ear
+    await subscription.close()
+
+
+def notify(postgres: Postgres, location: Location, payload: str) -> None:
+    postgres.run(f"SELECT pg_notify('perdure_' || left(md5(current_schema()), 16), '{payload}')", url=location.url)
+
+
+async def listeners(postgres: Postgres, location: Location, count: int) -> None:
+    """Waits until so many sessions are connected to the database of a store."""
+    database = location.url.rpartition("/")[2]
+    async with asyncio.timeout(PATIENCE):
+        while len(postgres.run(f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}'")) != count:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.anyio
+async def test_each_topic_wakes_its_subscribers(ear: Ear, postgres: Postgres, location: Location) -> None:
+    ended = Ear()
+    subscription = await subscribe(location, Topic.ENDED, ended.woken.set)
+    notify(postgres, location, "w")
+    await ear.hears()
+    assert not ended.woken.is_set()
+    notify(postgres, location, "e some run")
+    await ended.hears()
+    assert not ear.woken.is_set()
+    notify(postgres, location, "?")
+    notify(postgres, location, "")
+    notify(postgres, location, "w")
+    await ear.hears()
+    await subscription.close()
+
+
+@pytest.mark.anyio
+async def test_one_connection_for_all_subscribers_of_a_process(
+    ear: Ear, postgres: Postgres, location: Location
+) -> None:
+    async def elsewhere() -> None:
+        other = Ear()
+        subscription = await subscribe(location, Topic.WORK, other.woken.set)
+        await listeners(postgres, location, 1)
+        notify(postgres, location, "w")
+        await other.hears()
+        await subscription.close()
+
+    await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
+    await ear.hears()
+
+
+@pytest.mark.anyio
+async def test_the_connection_ends_with_the_last_subscriber(postgres: Postgres, location: Location) -> None:
+    subscriptions = [await subscribe(location, Topic.STATUS, lambda: None) for _ in range(3)]
+    for subscription in subscriptions:
+        await listeners(postgres, location, 1)
+        await subscription.close()
+        await subscription.close()
+    await listeners(postgres, location, 0)
+
+
+@pytest.mark.anyio
+async def test_schemas_do_not_hear_each_other(ear: Ear, postgres: Postgres, location: Location) -> None:
+    assert channel("public") != channel("perdure")
+    postgres.run(f"SELECT pg_notify('{channel('perdure')}', 'w')", url=location.url)
+    notify(postgres, location, "e")
+    await asyncio.sleep(0)
+    assert not ear.woken.is_set()
+
+
+@pytest.mark.anyio
+async def test_a_cut_connection_comes_back_and_wakes_everybody(
+    ear: Ear, postgres: Postgres, location: Location, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = location.url.rpartition("/")[2]
+    postgres.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+    await ear.hears()
+    notify(postgres, location, "w")
+    await ear.hears()
+    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("no wake-ups from" in line for line in said) and any("are back" in line for line in said)
+
+
+@pytest.mark.anyio
+async def test_a_server_that_comes_later(own: PostgresServer) -> None:
+    own.stop()
+    ear = Ear()
+    subscription = await subscribe(parse_url(f"{own.url}?schema=public"), Topic.WORK, ear.woken.set)
+    own.start()
+    await ear.hears()
+    notify(own, parse_url(own.url), "w")
+    await ear.hears()
+    await subscription.close()
+
+
+@pytest.mark.anyio
+async def test_a_silent_connection_is_tried(ear: Ear, own: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "_BEAT", 0.05)
+    monkeypatch.setattr(listen, "_PATIENCE", 0.2)
+    other = Ear()
+    subscription = await subscribe(parse_url(f"{own.url}?connect_timeout=1"), Topic.WORK, other.woken.set)
+    own.freeze()
+    async with asyncio.timeout(PATIENCE):
+        while not listen._listeners[subscription._key]._silent:
+            await asyncio.sleep(0.01)
+    own.freeze(frozen=False)
+    await other.hears()
+    await subscription.close()
+
+
+@pytest.mark.anyio
+async def test_many_notifications_are_one_wake_up() -> None:
+    calls: list[int] = []
+    subscription = ChannelSubscription(asyncio.get_running_loop(), Topic.WORK, lambda: calls.append(1), ("", "", 0))
+    for _ in range(100):
+        subscription.wake()
+    await asyncio.sleep(0)
+    assert calls == [1]
+    subscription.wake()
+    await asyncio.sleep(0)
+    assert calls == [1, 1]
+
+
+# --- leases
+
+
+@pytest.fixture
+def keeper(postgres: Postgres, location: Location) -> Iterator[LeaseKeeper]:
+    postgres.run("CREATE TABLE worker (id bigint PRIMARY KEY, lease bigint)", url=location.url)
+    postgres.run("INSERT INTO worker VALUES (7, 0)", url=location.url)
+    postgres.run(
+        "CREATE FUNCTION renew(worker bigint, lease_ms bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN "
+        "UPDATE public.worker SET lease = $2 WHERE id = $1; RETURN FOUND; END $$",
+        url=location.url,
+    )
+    keeper = LeaseKeeper(location, 7, 3000)
+    yield keeper
+    keeper.close()
+
+
+@pytest.mark.anyio
+async def test_a_lease_is_renewed_from_any_thread(keeper: LeaseKeeper, postgres: Postgres, location: Location) -> None:
+    assert keeper.renew()  # also from one in which an event loop runs
+    assert await asyncio.to_thread(keeper.renew)
+    assert postgres.run("SELECT lease FROM worker", url=location.url) == [(3000,)]
+    postgres.run("DELETE FROM worker", url=location.url)
+    assert not keeper.renew()
+    keeper.close()
+    await listeners(postgres, location, 0)
+
+
+def test_a_renewal_after_an_error_connects_anew(keeper: LeaseKeeper, postgres: Postgres, location: Location) -> None:
+    assert keeper.renew()
+    database = location.url.rpartition("/")[2]
+    postgres.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+    with pytest.raises(StoreUnavailable):
+        keeper.renew()
+    assert keeper.renew()
+    postgres.run("DROP FUNCTION renew", url=location.url)
+    with pytest.raises(StoreError, match="run  perdure migrate"):
+        keeper.renew()
+
+
+def test_a_renewal_gives_up_well_before_the_lease_ends(own: PostgresServer) -> None:
+    keeper = LeaseKeeper(parse_url(own.url), 7, 100)
+    own.freeze()
+    with pytest.raises(StoreUnavailable, match="did not answer in time"):
+        keeper.renew()
+    own.freeze(frozen=False)
+    keeper.close()
