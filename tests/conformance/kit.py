@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import closing
 
 import msgspec
 
@@ -214,6 +215,11 @@ class Worker:
         """Sends the last exchange again, as after a reply that was lost."""
         assert self.last is not None
         return await self.store.exchange(msgspec.structs.replace(self.last, repeated=True))
+
+    def renew(self) -> bool:
+        """Renews its lease, as a keeper would that is used once."""
+        with closing(self.store.keeper(self.id, self.lease)) as keeper:
+            return keeper.renew()
 
     async def claim(self, slots: int = CLAIM_LIMIT) -> list[Claim]:
         return (await self.exchange(slots=slots)).claims

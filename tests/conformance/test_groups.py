@@ -133,7 +133,7 @@ async def test_a_reclaimed_run_comes_first_again(store: Store, ada: Worker, bob:
     await ada.claim_one()
     assert await bob.claim() == []
     clock.advance(ms=LEASE - 1)
-    bob.store.keeper(bob.id, LEASE).renew()
+    bob.renew()
     clock.advance(ms=1)
     await store.reclaim()
     assert ids(await bob.claim()) == ["a"]

@@ -114,7 +114,7 @@ async def test_the_share_of_a_dead_worker_is_free_when_it_is_found(
     await fill(store)
     await ada.claim()
     clock.advance(ms=LEASE)
-    bob.store.keeper(bob.id, LEASE).renew()
+    bob.renew()
     assert await bob.claim() == []
     assert await store.reclaim() == 2
     assert ids(await bob.claim()) == ["0", "1"]

@@ -113,7 +113,7 @@ async def test_a_renewed_lease_keeps_the_session(store: Store, ada: Worker, bob:
     for _ in range(3):
         clock.advance(ms=LEASE - 1)
         for each in (ada, bob):
-            store.keeper(each.id, LEASE).renew()
+            each.renew()
         await store.reclaim()
         assert await bob.claim() == []
     assert ids(await ada.claim()) == ["b"]
@@ -125,7 +125,7 @@ async def test_when_the_owner_dies_its_runs_go_elsewhere_in_order(
     await fill(store, "a", "b", "c")
     await ada.claim(2)
     clock.advance(ms=LEASE)
-    store.keeper(bob.id, LEASE).renew()
+    bob.renew()
     assert await store.reclaim() == 2
     claims = await bob.claim()
     assert [(claim.id, claim.attempt) for claim in claims] == [("a", 2), ("b", 2), ("c", 1)]

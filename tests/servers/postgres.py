@@ -17,7 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, LiteralString, TypedDict, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -41,7 +41,7 @@ _ACCESS = "local all all trust\nhost all +passworded all scram-sha-256\nhost all
 _numbers = itertools.count(1)
 
 
-class _User(TypedDict, total=False):
+class User(TypedDict, total=False):
     user: int
     group: int
     extra_groups: list[int]
@@ -52,6 +52,7 @@ class Postgres:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._filled: dict[str, str] = {}
 
     def run(self, statement: str, *, url: str | None = None) -> list[tuple[Any, ...]]:
         """Runs a statement, in a transaction of its own, and returns its rows."""
@@ -67,6 +68,15 @@ class Postgres:
                 sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
             )
         return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
+
+    def copy(self, key: str, fill: Callable[[str], None]) -> str:
+        """Makes a database like the one that `fill` fills, given its URL: once for each `key`, since copying one is
+        quicker than filling it anew."""
+        if key not in self._filled:
+            url = self.database()
+            fill(url)
+            self._filled[key] = urlsplit(url).path[1:]
+        return self.database(self._filled[key])
 
     def drop(self, url: str) -> None:
         """Removes a database, whoever is connected to it."""
@@ -89,8 +99,8 @@ class PostgresServer(Postgres):
         self.data = self.directory / "data"
         self.log = self.directory / "log"
         self.settings = {**_ALWAYS, **({} if durable else _QUICK), **(settings or {})}
-        self.port = port or _free_port()
-        self._as = _unprivileged()
+        self.port = port or free_port()
+        self._as = unprivileged()
         if "user" in self._as and "group" in self._as:
             os.chown(self.directory, self._as["user"], self._as["group"])
         self.binaries = self._within_reach(binaries)
@@ -263,13 +273,15 @@ def own_server(
     return PostgresServer(found[version], settings, durable=durable)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody uses."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
-def _unprivileged() -> _User:
+def unprivileged() -> User:
+    """What starts a process as a user that may run servers, for `subprocess`: nothing, unless this one is root."""
     if os.name != "posix" or os.geteuid() != 0:
         return {}
     import pwd

@@ -17,6 +17,16 @@ def test_a_database_is_empty_and_of_its_own(postgres: Postgres, postgres_url: st
         postgres.run("SELECT 1", url=other)
 
 
+def test_a_copy_has_what_the_first_one_was_filled_with(postgres: Postgres) -> None:
+    def fill(url: str) -> None:
+        postgres.run("CREATE TABLE filled ()", url=url)
+
+    urls = [postgres.copy("filled", fill) for _ in range(2)]
+    for url in urls:
+        assert postgres.run("SELECT count(*) FROM filled", url=url) == [(0,)]
+        postgres.drop(url)
+
+
 @pytest.mark.parametrize("version", installed())
 def test_a_server_keeps_what_was_committed_when_it_is_killed(version: str) -> None:
     server = own_server(version)

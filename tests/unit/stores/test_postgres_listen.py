@@ -210,7 +210,7 @@ def test_a_renewal_after_an_error_connects_anew(keeper: LeaseKeeper, postgres: P
         keeper.renew()
     assert keeper.renew()
     postgres.run("DROP FUNCTION renew", url=location.url)
-    with pytest.raises(StoreError, match="run  perdure migrate"):
+    with pytest.raises(StoreError, match="run `perdure migrate`"):
         keeper.renew()
 
 

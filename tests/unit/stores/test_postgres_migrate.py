@@ -62,7 +62,7 @@ def location(request: pytest.FixtureRequest, postgres_url: str) -> Location:
 @pytest.mark.anyio
 async def test_what_is_missing_is_applied_once(location: Location) -> None:
     assert [each.name for each in await migrate.pending(location, BOTH)] == ["0001_first", "0002_more"]
-    with pytest.raises(StoreError, match=r"lacks 0001_first, 0002_more in its schema .* run  perdure migrate"):
+    with pytest.raises(StoreError, match=r"lacks 0001_first, 0002_more in its schema .* run `perdure migrate`"):
         await migrate.verify(location, BOTH)
     assert await migrate.migrate(location, [FIRST]) == ["0001_first"]
     assert await migrate.migrate(location, BOTH) == ["0002_more"]

@@ -158,8 +158,8 @@ async def test_a_changed_table_beneath_a_prepared_statement(connections: Connect
 @pytest.mark.parametrize(
     ("statement", "kind", "says"),
     [
-        ("SELECT * FROM nowhere", StoreError, "run  perdure migrate"),
-        ("SELECT nothing(1)", StoreError, "run  perdure migrate"),
+        ("SELECT * FROM nowhere", StoreError, "run `perdure migrate`"),
+        ("SELECT nothing(1)", StoreError, "run `perdure migrate`"),
         ("SELECT 1 / 0", StoreError, "refused a value"),
         ("SELECT", None, ""),
         ("SELEC", StoreError, "failed: syntax error"),

@@ -84,11 +84,12 @@ async def find_way(location: Location) -> Way:
             return Way.DIRECT
         async with connection.transaction():  # In which a pooler keeps to one server.
             name = f"perdure_{os.getpid()}_{random.getrandbits(32)}"
-            await connection.prepare("SELECT 1", name=name)
+            statement = await connection.prepare("SELECT 1", name=name)
             found = "SELECT count(*)::int FROM pg_prepared_statements WHERE name = $1"
             if _row(await connection.fetch(found, name))[0] == 0:
                 return Way.POOLED  # The pooler gave it a name of its own.
             await connection.execute(f"DEALLOCATE {name}")
+            del statement  # Until here: the driver closes those that nobody has.
             return Way.POOLED_PLAIN
     finally:
         await connection.close(timeout=_GRACE)

@@ -36,7 +36,7 @@ DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Internal
 _TRANSIENT = {"40001", "40P01", "55P03"}
 """Serialization failure, deadlock, lock not there in time: rolled back for certain, and likely to work soon."""
 
-_MIGRATE = "has no schema {schema!r} of this version: run  perdure migrate"
+_MIGRATE = "has no schema {schema!r} of this version: run `perdure migrate`"
 _SAID = {
     "28P01": "refused the password: correct it in the URL, in PGPASSWORD or in the password file",
     "28000": "does not let this user in: look at the user in the URL and at the server's pg_hba.conf",
@@ -122,9 +122,11 @@ def _translate(error: BaseException, location: Location) -> Exception:
 
 def _from_server(error: asyncpg.PostgresError, location: Location, where: str) -> Exception:
     state = code(error)
-    said = str(error)
+    said = str(error.args[0]) if error.args else str(error)  # Without hints, some of which are the driver's.
     if state in DOMAIN:
-        return DOMAIN[state](error.args[0] if error.args else said)
+        return DOMAIN[state](said)
+    if error.detail:
+        said = f"{said}: {error.detail}"
     # The longest key first: a code of its own goes before that of its class.
     for key in (state, state[:3], state[:2]):
         if key in _SAID:

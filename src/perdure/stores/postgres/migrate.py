@@ -59,7 +59,7 @@ async def verify(location: Location, known: Sequence[Migration] | None = None) -
     if missing:
         raise StoreError(
             f"the store {location.name} lacks {', '.join(each.name for each in missing)} in its schema "
-            f"{location.schema!r}: run  perdure migrate"
+            f"{location.schema!r}: run `perdure migrate`"
         )
 
 

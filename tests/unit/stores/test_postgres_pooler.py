@@ -1,0 +1,101 @@
+"""Through a PgBouncer in transaction mode, where each call may come to another session."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from perdure.stores.base import Topic
+from perdure.stores.postgres import migrate
+from perdure.stores.postgres.connect import Way, find_way
+from perdure.stores.postgres.keeper import LeaseKeeper
+from perdure.stores.postgres.listen import channel, subscribe
+from perdure.stores.postgres.pool import Connections
+from perdure.stores.postgres.sql import Migration
+from perdure.stores.postgres.url import Location, parse_url
+from servers.pgbouncer import PROGRAM, pgbouncer, version
+from servers.postgres import Postgres
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed")
+
+FIRST = Migration(
+    1,
+    "0001_first",
+    """BEGIN;
+CREATE TABLE migration (
+    version int PRIMARY KEY, name text NOT NULL, oldest int NOT NULL, applied_at timestamptz NOT NULL DEFAULT now()
+);
+CREATE TABLE worker (id bigint PRIMARY KEY);
+CREATE FUNCTION renew(worker bigint, lease_ms bigint) RETURNS boolean LANGUAGE sql SET search_path FROM CURRENT
+RETURN EXISTS (SELECT FROM worker w WHERE w.id = $1);
+INSERT INTO worker VALUES (7);
+INSERT INTO migration (version, name, oldest) VALUES (1, '0001_first', 1);
+COMMIT;
+""",
+)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def through(postgres_url: str) -> Iterator[Location]:
+    with pgbouncer(postgres_url) as url:
+        yield parse_url(url)
+
+
+@pytest.mark.anyio
+async def test_the_pooler_is_noticed(through: Location) -> None:
+    assert await find_way(through) is (Way.POOLED if version() >= (1, 21) else Way.POOLED_PLAIN)
+    # The probe leaves nothing behind in the sessions that others use next.
+    rows = await Connections(through).call("SELECT name FROM pg_prepared_statements WHERE name LIKE 'perdure%'")
+    assert rows == []
+
+
+@pytest.mark.anyio
+async def test_calls_side_by_side_from_many_clients(through: Location) -> None:
+    await migrate.migrate(through, [FIRST])
+    await migrate.verify(through, [FIRST])
+    clients = [Connections(through) for _ in range(5)]
+    calls = (
+        client.call(f"SELECT {n} + $1::int, id FROM perdure.worker, pg_sleep(0.001)", i)
+        for i in range(20)
+        for n, client in enumerate(clients)
+    )
+    found = {rows[0][0] for rows in await asyncio.gather(*calls)}
+    assert found == set(range(24))
+    settings = await clients[0].call("SELECT current_setting('search_path'), current_setting('statement_timeout')")
+    assert tuple(settings[0]) == ('"$user", public', "0")  # Sessions that others use too are left as they are.
+    for client in clients:
+        await client.close()
+
+
+@pytest.mark.anyio
+async def test_a_lease_is_kept(through: Location) -> None:
+    await migrate.migrate(through, [FIRST])
+    keeper = LeaseKeeper(through, 7, 3000)
+    assert await asyncio.to_thread(keeper.renew)
+    assert await asyncio.to_thread(keeper.renew)
+    keeper.close()
+
+
+@pytest.mark.anyio
+async def test_wake_ups_take_a_way_of_their_own(
+    through: Location, postgres_url: str, postgres: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    deaf = await subscribe(through, Topic.WORK, lambda: None)
+    assert "give its own URL as ?listen=" in caplog.text
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    await deaf.close()
+    woken = asyncio.Event()
+    location = parse_url(f"{through.url}?listen={postgres_url}")
+    subscription = await subscribe(location, Topic.WORK, woken.set)
+    postgres.run(f"SELECT pg_notify('{channel('perdure')}', 'w')", url=through.url)
+    async with asyncio.timeout(30):
+        await woken.wait()
+    await subscription.close()
