@@ -12,7 +12,7 @@ from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores.base import Topic
 from perdure.stores.postgres import listen
 from perdure.stores.postgres.keeper import LeaseKeeper
-from perdure.stores.postgres.listen import ChannelSubscription, channel, subscribe
+from perdure.stores.postgres.listen import ChannelSubscription, channel, hears, subscribe
 from perdure.stores.postgres.url import Location, parse_url
 from servers.postgres import Postgres, PostgresServer, own_server
 
@@ -159,6 +159,15 @@ async def test_a_silent_connection_is_tried(ear: Ear, own: PostgresServer, monke
     own.freeze(frozen=False)
     await other.hears()
     await subscription.close()
+
+
+@pytest.mark.anyio
+async def test_the_doctor_can_tell_whether_notifications_come(location: Location, postgres: Postgres) -> None:
+    assert await hears(location)
+    elsewhere = postgres.database()
+    deaf = parse_url(f"{location.url}?listen={elsewhere}")
+    assert not await hears(deaf, 0.05)
+    postgres.drop(elsewhere)
 
 
 @pytest.mark.anyio

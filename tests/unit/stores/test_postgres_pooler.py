@@ -12,7 +12,7 @@ from perdure.stores.base import Topic
 from perdure.stores.postgres import migrate
 from perdure.stores.postgres.connect import Way, find_way
 from perdure.stores.postgres.keeper import LeaseKeeper
-from perdure.stores.postgres.listen import channel, subscribe
+from perdure.stores.postgres.listen import channel, hears, subscribe
 from perdure.stores.postgres.pool import Connections
 from perdure.stores.postgres.sql import Migration
 from perdure.stores.postgres.url import Location, parse_url
@@ -88,12 +88,14 @@ async def test_a_lease_is_kept(through: Location) -> None:
 async def test_wake_ups_take_a_way_of_their_own(
     through: Location, postgres_url: str, postgres: Postgres, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert not await hears(through)
     deaf = await subscribe(through, Topic.WORK, lambda: None)
     assert "give its own URL as ?listen=" in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     await deaf.close()
     woken = asyncio.Event()
     location = parse_url(f"{through.url}?listen={postgres_url}")
+    assert await hears(location)
     subscription = await subscribe(location, Topic.WORK, woken.set)
     postgres.run(f"SELECT pg_notify('{channel('perdure')}', 'w')", url=through.url)
     async with asyncio.timeout(30):

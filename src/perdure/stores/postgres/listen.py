@@ -14,13 +14,14 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 
 from msgspec.structs import replace
 
 from perdure.errors import StoreError
 from perdure.stores.base import Topic
 from perdure.stores.postgres.connect import Way, connect, find_way
-from perdure.stores.postgres.errors import DRIVER_ERRORS
+from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
 from perdure.stores.postgres.thread import submit
 from perdure.stores.postgres.url import Location
 
@@ -58,6 +59,35 @@ async def subscribe(location: Location, topic: Topic, wake: Callable[[], None]) 
         await subscription.close()
         raise
     return subscription
+
+
+async def hears(location: Location, patience: float = 3.0) -> bool:
+    """Whether notifications come through, for `perdure doctor`: sends one to a channel of its own, and waits for it so
+    many seconds. Raises `StoreError`."""
+    direct = replace(location, url=location.listen or location.url)
+    name, heard = f"perdure_check_{random.getrandbits(48):x}", asyncio.Event()
+
+    def listener(*_: object) -> None:
+        heard.set()
+
+    try:
+        if await find_way(direct) is not Way.DIRECT:
+            return False
+        async with AsyncExitStack() as opened:
+            listening = await connect(direct)
+            opened.callback(listening.terminate)
+            await listening.add_listener(name, listener)
+            telling = await connect(location, Way.POOLED_PLAIN)
+            opened.callback(telling.terminate)
+            await telling.fetch("SELECT pg_notify($1, '')", name)
+            try:
+                async with asyncio.timeout(patience):
+                    await heard.wait()
+            except TimeoutError:
+                return False
+            return True
+    except DRIVER_ERRORS as error:
+        raise translate(error, location) from error
 
 
 class ChannelSubscription:
