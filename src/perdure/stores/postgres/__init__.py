@@ -7,8 +7,9 @@ try:
 except ImportError as error:
     raise StoreUrlError("PostgreSQL needs the driver asyncpg: run  pip install 'perdure[postgres]'") from error
 
+from perdure.stores.postgres.store import PostgresStore
 from perdure.stores.postgres.url import Location, parse_url
 
 del _driver
 
-__all__ = ["Location", "parse_url"]
+__all__ = ["Location", "PostgresStore", "parse_url"]

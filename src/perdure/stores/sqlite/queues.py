@@ -29,15 +29,20 @@ _Rows = msgspec.json.Decoder(list[_Row])
 
 def report(transaction: Transaction) -> list[QueueReport]:
     """What is in each queue that was ever used, or for which something is set, by name."""
+    rows = _Rows.decode(transaction.row(_SQL["report"], {"since": transaction.now - _MINUTE})[0])
+    return compose(rows, limits.limits(transaction))
+
+
+def compose(rows, records):
     counts: dict[str, dict[str, int]] = defaultdict(dict)
     oldest: dict[str, Millis] = {}
-    for row in _Rows.decode(transaction.row(_SQL["report"], {"since": transaction.now - _MINUTE})[0]):
+    for row in rows:
         found = counts[row.queue]
         if row.what is not None:
             found[row.what] = row.runs or 0
         if row.oldest is not None:
             oldest[row.queue] = row.oldest
-    stored = {record.scope: record for record in limits.limits(transaction)}
+    stored = {record.scope: record for record in records}
     names = {*counts, *(scope.name for scope in stored if scope.kind is ScopeKind.QUEUE)}
     return [_report(name, counts[name], oldest.get(name), stored) for name in sorted(names)]
 

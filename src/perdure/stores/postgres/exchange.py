@@ -1,0 +1,262 @@
+"""One call per wake of a worker: what it says as parallel arrays, and the reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from perdure.model import (
+    DEADLINE_PASSED,
+    OVERDUE,
+    PARENT_DEADLINE_PASSED,
+    Arrived,
+    Checkpoint,
+    Ended,
+    Millis,
+    ScheduleRecord,
+    deadline_exceeded,
+)
+from perdure.stores.base import (
+    CLAIM_BYTES,
+    CLAIM_LIMIT,
+    PAGE,
+    Cancelling,
+    Claim,
+    Exchange,
+    Exchanged,
+    Existed,
+    Save,
+    Seen,
+    Settle,
+    To,
+)
+from perdure.stores.postgres.session import Session, encode, parse
+
+_ENDS = {To.SUCCEEDED, To.FAILED, To.CANCELLED}
+_OVERDUE = [deadline_exceeded(), OVERDUE, DEADLINE_PASSED, PARENT_DEADLINE_PASSED]
+
+
+class Particulars(Struct):
+    """What few claimed runs have."""
+
+    crashes: int = 0
+    cut_off: bool = False
+    deadline: Millis | None = None
+    parent: str | None = None
+    cancelling: Cancelling | None = None
+    group: str = ""
+    session: str = ""
+    labels: dict[str, str] = {}
+    checkpoints: list[Checkpoint] = []
+    signals: list[Arrived] = []
+    ended: list[Ended] = []
+
+
+_Particulars = msgspec.json.Decoder(Particulars)
+_Cancelled = msgspec.json.Decoder(list[tuple[int, Cancelling]])
+_Seen = msgspec.json.Decoder(list[Seen])
+_Due = msgspec.json.Decoder(list[ScheduleRecord])
+_Existed = msgspec.json.Decoder(list[Existed])
+_Lanes = msgspec.json.Decoder(list[tuple[int, str, str, str]])
+
+
+class Desk:
+    """Exchanges for the workers of this process. It knows by number which lanes they serve."""
+
+    def __init__(self, db: Session) -> None:
+        self._db = db
+        self._served: dict[int, tuple[int, list[int]]] = {}
+        """By worker: the state of the lanes when it looked, and their numbers."""
+        self._names: dict[int, tuple[str, str, str]] = {}
+        """By number: queue, workflow, version. Lanes never change."""
+
+    async def exchange(self, exchange: Exchange) -> Exchanged:
+        topology, lanes = self._served.get(exchange.worker, (None, None))
+        row = await self._db.call(
+            "exchange",
+            self._db.clock(),
+            exchange.worker,
+            exchange.serial,
+            exchange.repeated,
+            min(exchange.slots, CLAIM_LIMIT),
+            lanes,
+            topology,
+            CLAIM_BYTES,
+            _OVERDUE,
+            *_saves(exchange.saves),
+            *_settles(exchange.settles),
+            *_told(exchange),
+            *_watches(exchange),
+            encode(exchange.fires) if exchange.fires else None,
+        )
+        if row["gone"]:
+            self._served.pop(exchange.worker, None)
+            return Exchanged(row["now"], [], sorted(row["refused"] or ()), [], [], None, more=False, gone=True)
+        if row["lanes"] is not None:
+            found = _Lanes.decode(row["lanes"])
+            self._names.update((number, (queue, workflow, version)) for number, queue, workflow, version in found)
+            self._served[exchange.worker] = row["topology"], [number for number, *_ in found]
+        return Exchanged(
+            now=row["now"],
+            claims=self._claims(row),
+            refused=sorted(row["refused"] or ()),
+            cancelled=parse(_Cancelled, row["cancelled"]),
+            seen=parse(_Seen, row["seen"]),
+            next_at=row["next_at"],
+            more=row["more"],
+            due=parse(_Due, row["due"]),
+            existed=parse(_Existed, row["existed"]),
+        )
+
+    def forget(self, worker: int) -> None:
+        """Drops what was known of a worker that is no more."""
+        self._served.pop(worker, None)
+
+    def _claims(self, row: Any) -> list[Claim]:
+        if row["tokens"] is None:
+            return []
+        names = self._names
+        claims: list[Claim] = []
+        for token, ref, run_id, lane, body, attempt, created_at, rest in zip(
+            row["tokens"], row["refs"], row["ids"], row["lane_ids"], row["inputs"], row["attempts"],
+            row["created_ats"], row["particulars"], strict=True,
+        ):  # fmt: skip
+            queue, workflow, version = names[lane]
+            more = _NOTHING if rest is None else _Particulars.decode(rest)
+            claims.append(
+                Claim(
+                    ref=ref,
+                    token=token,
+                    id=run_id,
+                    workflow=workflow,
+                    queue=queue,
+                    input=body,
+                    attempt=attempt,
+                    crashes=more.crashes,
+                    cut_off=more.cut_off,
+                    created_at=created_at,
+                    deadline=more.deadline,
+                    parent=more.parent,
+                    cancelling=more.cancelling,
+                    checkpoints=more.checkpoints[:PAGE],
+                    signals=more.signals[:PAGE],
+                    ended=list(more.ended),
+                    more_checkpoints=len(more.checkpoints) > PAGE,
+                    more_signals=len(more.signals) > PAGE,
+                    group=more.group,
+                    session=more.session,
+                    version=version,
+                    labels=dict(more.labels),
+                )
+            )
+        return claims
+
+
+_NOTHING = Particulars()
+_NO_SAVES = [None] * 13
+_NO_ENDS = [None] * 5
+_NO_MOVES = [None] * 7
+
+
+def _saves(saves: Sequence[Save]) -> list[Any]:
+    if not saves:
+        return _NO_SAVES
+    saves = _last_of_each(saves)
+    checkpoints = [save.checkpoint for save in saves]
+    starting = [(place, save.starts) for place, save in enumerate(saves, 1) if save.starts is not None]
+    consumes = [save.consumes for save in saves]
+    return [
+        [save.ref for save in saves],
+        [save.token for save in saves],
+        [kept.key for kept in checkpoints],
+        [kept.kind for kept in checkpoints],
+        [kept.outcome for kept in checkpoints],
+        [kept.body for kept in checkpoints],
+        [kept.attempts for kept in checkpoints],
+        [kept.digest for kept in checkpoints],
+        [kept.at for kept in checkpoints],
+        [kept.started_at for kept in checkpoints],
+        consumes if any(consume is not None for consume in consumes) else None,
+        encode([start for _, start in starting]) if starting else None,
+        [place for place, _ in starting] if starting else None,
+    ]
+
+
+def _last_of_each(saves: Sequence[Save]) -> Sequence[Save]:
+    """One statement keeps a checkpoint once: of several words about it the last one, with what the others did."""
+    kept: dict[tuple[Any, str], Save] = {}
+    for save in saves:
+        place = save.ref, save.checkpoint.key
+        before = kept.pop(place, None)
+        if before is not None and before.token == save.token:
+            save = replace(save, consumes=save.consumes or before.consumes, starts=save.starts or before.starts)
+        kept[place] = save
+    return saves if len(kept) == len(saves) else list(kept.values())
+
+
+def _settles(settles: Iterable[Settle]) -> list[Any]:
+    first: dict[int, Settle] = {}
+    for settle in settles:
+        first.setdefault(settle.token, settle)
+    if not first:
+        return [*_NO_ENDS, *_NO_MOVES]
+    ends = [settle for settle in first.values() if settle.to in _ENDS]
+    moves = [settle for settle in first.values() if settle.to not in _ENDS]
+    return [*_ends(ends), *_moves(moves)]
+
+
+def _ends(ends: Sequence[Settle]) -> list[Any]:
+    if not ends:
+        return _NO_ENDS
+    return [
+        [settle.ref for settle in ends],
+        [settle.token for settle in ends],
+        [settle.to for settle in ends],
+        [settle.body for settle in ends],
+        [(settle.cause or None) if settle.to is To.FAILED else None for settle in ends],
+    ]
+
+
+def _moves(moves: Sequence[Settle]) -> list[Any]:
+    if not moves:
+        return _NO_MOVES
+    waits = [
+        {"run": settle.ref, "key": wait.key, "what": wait.what, "target": wait.target, "at": wait.at}
+        for settle in moves
+        for wait in settle.waits
+    ]
+    return [
+        [settle.ref for settle in moves],
+        [settle.token for settle in moves],
+        [settle.to for settle in moves],
+        [settle.body for settle in moves],
+        [settle.delay for settle in moves],
+        [min((wait.at for wait in settle.waits if wait.at is not None), default=None) for settle in moves],
+        encode(waits),
+    ]
+
+
+def _told(exchange: Exchange) -> list[Any]:
+    if not exchange.told:
+        return [None] * 3
+    last = {said.token: said for said in exchange.told}.values()
+    return [[said.ref for said in last], [said.token for said in last], [said.status for said in last]]
+
+
+def _watches(exchange: Exchange) -> list[Any]:
+    if not exchange.watches:
+        return [None] * 3
+    settled = {settle.token for settle in exchange.settles}
+    watches = [watch for watch in exchange.watches if watch.token not in settled]
+    rows = [
+        {
+            "ref": watch.ref, "token": watch.token, "key": watch.wait.key, "what": watch.wait.what,
+            "target": watch.wait.target, "at": watch.wait.at,
+        }
+        for watch in watches
+    ]  # fmt: skip
+    return [[watch.ref for watch in watches], [watch.token for watch in watches], encode(rows)]

@@ -1,0 +1,233 @@
+-- What holds runs back, and lets them through: groups, sessions. These functions lock a group's or a session's row only
+-- if nobody else has it, so that they never wait; whoever had it in hand is followed by a look of the next exchange.
+
+BEGIN;
+
+-- The store's clock, in milliseconds.
+CREATE FUNCTION clock_ms() RETURNS bigint LANGUAGE sql STABLE AS
+$$ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
+
+-- The shard of tallies that this connection writes.
+CREATE FUNCTION shard() RETURNS smallint LANGUAGE sql STABLE AS $$ SELECT (pg_backend_pid() % 16)::smallint $$;
+
+-- The channel on which those who listen are told of changes in this schema.
+CREATE FUNCTION channel() RETURNS text LANGUAGE sql STABLE AS
+$$ SELECT 'perdure_' || substr(md5(current_schema()), 1, 16) $$;
+
+-- Tells workers that something may be there for them, if one has room for it. Reads live_owned.
+CREATE FUNCTION tell_work() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (
+        SELECT 1 FROM worker AS w
+        WHERE w.concurrency > (SELECT count(*) FROM live AS l WHERE l.worker = w.id AND l.state = 'running')
+    ) THEN
+        PERFORM pg_notify(channel(), 'w');
+    END IF;
+END $$;
+
+-- Tells those who wait for ends, or follow progress, if there are any. Walks the listeners of the topic.
+CREATE FUNCTION tell(_topic text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM listener AS l WHERE l.topic = _topic) THEN
+        PERFORM pg_notify(channel(), left(_topic, 1));
+    END IF;
+END $$;
+
+-- Gives the seats of sessions to the first ones of their ready runs, at most 64; the others are in the line. So
+-- ownership changes at a cost that does not depend on how many runs a session has. Uses live_seat.
+CREATE FUNCTION reseat(_now bigint, _sessions integer[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _session record;
+    _id integer;
+BEGIN
+    FOR _id IN SELECT DISTINCT e FROM unnest(_sessions) AS e WHERE e IS NOT NULL LOOP
+        SELECT s.owner, s.idle_until INTO _session FROM session AS s WHERE s.id = _id FOR NO KEY UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            INSERT INTO recheck (session) SELECT s.id FROM session AS s WHERE s.id = _id;
+            CONTINUE;
+        END IF;
+        WITH first AS (
+            (
+                SELECT l.seq, l.priority, l.place, l.seat, l.owner FROM live AS l
+                WHERE l.session = _id AND l.seat = 1
+            )
+            UNION ALL
+            (
+                SELECT l.seq, l.priority, l.place, l.seat, l.owner FROM live AS l
+                WHERE l.session = _id AND l.seat = 2
+                ORDER BY l.priority, l.place LIMIT 64
+            )
+        ),
+        ranked AS (
+            SELECT f.*, row_number() OVER (ORDER BY f.priority, f.place, f.seq) <= 64 AS has FROM first AS f
+        )
+        UPDATE live AS l SET
+            seat = CASE WHEN r.has THEN 1 ELSE 2 END,
+            held = CASE WHEN r.has THEN NULL ELSE 'session' END,
+            owner = coalesce(_session.owner, -1)
+        FROM ranked AS r
+        WHERE l.seq = r.seq AND (r.has <> (r.seat = 1) OR (r.has AND r.owner <> coalesce(_session.owner, -1)));
+        IF _session.owner IS NOT NULL THEN
+            IF EXISTS (SELECT 1 FROM live AS l WHERE l.session = _id AND l.seat IS NOT NULL) THEN
+                UPDATE session AS s SET idle_until = NULL WHERE s.id = _id AND s.idle_until IS NOT NULL;
+            ELSE
+                UPDATE session AS s SET
+                    idle_until = _now + coalesce((SELECT w.session_idle FROM worker AS w WHERE w.id = s.owner), 0)
+                WHERE s.id = _id AND s.idle_until IS NULL;
+            END IF;
+        ELSE
+            UPDATE session AS s SET idle_until = NULL WHERE s.id = _id AND s.idle_until IS NOT NULL;
+            DELETE FROM session AS s
+            WHERE s.id = _id AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = _id);
+        END IF;
+    END LOOP;
+END $$;
+
+-- Gives the slots of groups to the first ones of their runs that have not begun, or keep no slot while they wait. What
+-- has begun and keeps its slot has it, and goes on when it wakes, unless as many as the limit allows are running. Uses
+-- live_holder and live_line, of the line no more than is let through.
+CREATE FUNCTION admit(_now bigint, _groups integer[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _group record;
+    _id integer;
+    _held record;
+    _free bigint;
+    _sessions integer[];
+    _seated integer[];
+BEGIN
+    FOR _id IN SELECT DISTINCT e FROM unnest(_groups) AS e WHERE e IS NOT NULL LOOP
+        SELECT g.most, g.paused INTO _group FROM grp AS g WHERE g.id = _id FOR NO KEY UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            INSERT INTO recheck (grp) SELECT g.id FROM grp AS g WHERE g.id = _id;
+            CONTINUE;
+        END IF;
+        -- Whose slots are beyond dispute: how many, how many of them run, how many want to go on.
+        SELECT
+            count(*) AS slots,
+            count(*) FILTER (WHERE l.state = 'running') AS running,
+            count(*) FILTER (WHERE l.state = 'queued') AS woken,
+            bool_or(l.session IS NOT NULL) AS sessions
+        INTO _held
+        FROM live AS l
+        WHERE l.grp = _id AND l.slot = 1
+            AND (l.state = 'running' OR (l.started_at IS NOT NULL AND l.keep));
+        _free := CASE WHEN _group.paused THEN 0 ELSE greatest(0, _group.most - _held.slots) END;
+        WITH first AS (
+            (
+                SELECT l.seq, l.priority, l.slot FROM live AS l
+                WHERE l.grp = _id AND l.slot = 1 AND l.state <> 'running' AND (l.started_at IS NULL OR NOT l.keep)
+            )
+            UNION ALL
+            (
+                SELECT l.seq, l.priority, l.slot FROM live AS l
+                WHERE l.grp = _id AND l.slot = 2
+                ORDER BY l.priority, l.seq LIMIT _free
+            )
+        ),
+        ranked AS (
+            SELECT f.*, row_number() OVER (ORDER BY f.priority, f.seq) <= _free AS has FROM first AS f
+        ),
+        changed AS (
+            UPDATE live AS l SET
+                slot = CASE WHEN r.has THEN 1 ELSE 2 END,
+                state = 'queued',
+                wake_at = NULL,
+                held = CASE WHEN NOT r.has THEN 'group' WHEN l.session IS NOT NULL THEN 'session' END,
+                seat = CASE WHEN l.session IS NULL THEN NULL WHEN r.has THEN 2 ELSE 0 END,
+                place = coalesce(l.place, CASE WHEN r.has THEN nextval('place') END)
+            FROM (SELECT * FROM ranked ORDER BY priority, seq) AS r
+            WHERE l.seq = r.seq AND r.has <> (r.slot = 1)
+            RETURNING l.session
+        )
+        SELECT array_agg(c.session) FILTER (WHERE c.session IS NOT NULL) INTO _seated FROM changed AS c;
+        _sessions := _sessions || _seated;
+        IF _held.woken > 0 THEN
+            WITH woken AS (
+                SELECT
+                    l.seq,
+                    CASE
+                        WHEN _group.paused THEN 'paused'
+                        WHEN row_number() OVER (ORDER BY l.priority, l.seq) > _group.most - _held.running THEN 'group'
+                        WHEN l.session IS NULL THEN NULL
+                        WHEN l.held IS NULL OR l.held = 'session' THEN l.held
+                        ELSE 'session'
+                    END AS held
+                FROM live AS l
+                WHERE l.grp = _id AND l.slot = 1 AND l.state = 'queued' AND l.started_at IS NOT NULL AND l.keep
+            )
+            UPDATE live AS l SET
+                held = w.held,
+                seat = CASE WHEN l.session IS NULL THEN NULL WHEN w.held IN ('paused', 'group') THEN 0 ELSE 2 END
+            FROM woken AS w
+            WHERE l.seq = w.seq AND l.held IS DISTINCT FROM w.held;
+            IF _held.sessions THEN
+                _sessions := _sessions || ARRAY(
+                    SELECT l.session FROM live AS l WHERE l.grp = _id AND l.slot = 1 AND l.session IS NOT NULL
+                );
+            END IF;
+        END IF;
+    END LOOP;
+    IF _sessions IS NOT NULL THEN
+        PERFORM reseat(_now, _sessions);
+    END IF;
+END $$;
+
+-- Looks after groups and sessions that somebody could not, a bounded number.
+CREATE FUNCTION catch_up(_now bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    _groups integer[];
+    _sessions integer[];
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM recheck) THEN
+        RETURN false;
+    END IF;
+    WITH taken AS (
+        DELETE FROM recheck
+        WHERE id = ANY (ARRAY(SELECT r.id FROM recheck AS r ORDER BY r.id LIMIT 200 FOR UPDATE SKIP LOCKED))
+        RETURNING grp, session
+    )
+    SELECT array_agg(grp), array_agg(session) INTO _groups, _sessions FROM taken;
+    PERFORM admit(_now, _groups);
+    PERFORM reseat(_now, _sessions);
+    RETURN true;
+END $$;
+
+-- Has runs that wait, or are scheduled, come into the queue, by way of their group and their session; returns how
+-- many. Locks them, the highest number first. Uses the primary key.
+CREATE FUNCTION queue_up(_now bigint, _runs bigint[]) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    _groups integer[];
+    _sessions integer[];
+    _queued integer;
+    _locked bigint[];
+BEGIN
+    _locked := ARRAY(
+        SELECT l.seq FROM live AS l
+        WHERE l.seq = ANY (_runs) AND l.state IN ('waiting', 'scheduled')
+        ORDER BY l.seq DESC FOR NO KEY UPDATE
+    );
+    WITH moved AS (
+        UPDATE live AS l SET
+            state = 'queued',
+            wake_at = NULL,
+            slot = CASE WHEN l.slot = 0 THEN 2 ELSE l.slot END,
+            held = CASE WHEN l.slot = 0 THEN 'group' WHEN l.session IS NOT NULL THEN 'session' END,
+            seat = CASE WHEN l.session IS NULL THEN NULL WHEN l.slot = 0 THEN 0 ELSE 2 END
+        WHERE l.seq = ANY (_locked)
+        RETURNING l.grp, l.session
+    )
+    SELECT count(*), array_agg(grp) FILTER (WHERE grp IS NOT NULL), array_agg(session) FILTER (WHERE session IS NOT NULL)
+    INTO _queued, _groups, _sessions
+    FROM moved;
+    IF _groups IS NOT NULL THEN
+        PERFORM admit(_now, _groups);
+    END IF;
+    IF _sessions IS NOT NULL THEN
+        PERFORM reseat(_now, _sessions);
+    END IF;
+    RETURN _queued;
+END $$;
+
+INSERT INTO migration (version, name, oldest) VALUES (2, '0002_holding', 1);
+
+COMMIT;

@@ -1,0 +1,470 @@
+-- Making runs.
+
+BEGIN;
+
+-- The numbers of lanes, in the order asked for; those that do not exist yet are made.
+CREATE FUNCTION lanes_of(_queues text[], _workflows text[], _versions text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+DECLARE
+    _lanes integer[];
+BEGIN
+    FOR _try IN 1..2 LOOP
+        SELECT array_agg(l.id ORDER BY e.place) INTO _lanes
+        FROM unnest(_queues, _workflows, _versions) WITH ORDINALITY AS e (queue, workflow, version, place)
+        LEFT JOIN lane AS l ON l.queue = e.queue AND l.workflow = e.workflow AND l.version = e.version;
+        EXIT WHEN array_position(_lanes, NULL) IS NULL;
+        INSERT INTO lane (queue, workflow, version)
+        SELECT DISTINCT e.queue, e.workflow, e.version
+        FROM unnest(_queues, _workflows, _versions, _lanes) AS e (queue, workflow, version, lane)
+        WHERE e.lane IS NULL
+        ORDER BY 1, 2, 3
+        ON CONFLICT DO NOTHING;
+        PERFORM nextval('topology');
+    END LOOP;
+    RETURN _lanes;
+END $$;
+
+-- Makes runs in the order of the arrays; an id that exists is left alone. Returns the numbers of those that were made,
+-- NULL for the others. All arrays but the first eight may be NULL. `_behind` makes runs that wait. Ids are locked in
+-- their order by the unique index of run. `_later` leaves it to the workers to let runs of groups through.
+CREATE FUNCTION make(
+    _now bigint, _ids text[], _lanes integer[], _inputs text[], _priorities integer[], _dues bigint[],
+    _deadlines bigint[], _max_crashes integer[], _parents text[], _groups integer[], _keeps boolean[],
+    _sessions integer[], _batches text[], _keys text[], _debounced boolean[], _labels text[], _behind boolean,
+    _later boolean
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    _seqs bigint[];
+    _made bigint[];
+    _number integer := cardinality(_ids);
+    _ties integer[];
+BEGIN
+    _seqs := ARRAY(SELECT nextval('place') FROM generate_series(1, _number));
+    WITH new AS (
+        INSERT INTO run (
+            seq, id, lane, priority, max_crashes, created_at, ties, grp, session, keep, debounced, parent, batch,
+            unique_key, input
+        )
+        SELECT
+            e.seq, e.id, e.lane, e.priority, e.max_crashes, _now,
+            (e.parent IS NOT NULL)::integer + (e.batch IS NOT NULL)::integer * 2 + (e.unique_key IS NOT NULL)::integer * 4
+            + (e.labels IS NOT NULL)::integer * 8,
+            e.grp, e.session, e.keep, e.debounced, e.parent, e.batch, e.unique_key, e.input
+        FROM unnest(
+            _seqs, _ids, _lanes, _priorities, _max_crashes, _groups, _sessions, _keeps, _debounced, _parents,
+            _batches, _keys, _inputs, _labels
+        ) AS e (
+            seq, id, lane, priority, max_crashes, grp, session, keep, debounced, parent, batch, unique_key, input, labels
+        )
+        ORDER BY e.id, e.seq
+        ON CONFLICT (id) DO NOTHING
+        RETURNING seq
+    )
+    SELECT array_agg(seq) INTO _made FROM new;
+    IF cardinality(_made) = _number THEN
+        _made := _seqs;
+    ELSIF _made IS NULL THEN
+        RETURN array_fill(NULL::bigint, ARRAY[_number]);
+    ELSE
+        _made := ARRAY(
+            SELECT m.seq FROM unnest(_seqs) WITH ORDINALITY AS e (seq, place) LEFT JOIN unnest(_made) AS m (seq) USING (seq)
+            ORDER BY e.place
+        );
+    END IF;
+    INSERT INTO live (
+        seq, place, wake_at, deadline, owner, lane, priority, max_crashes, ties, grp, session, slot, seat, keep,
+        debounced, state, held, unique_key
+    )
+    SELECT
+        e.seq,
+        CASE WHEN e.grp IS NULL THEN e.seq END,
+        CASE WHEN NOT _behind THEN e.due END,
+        e.deadline,
+        CASE WHEN e.session IS NULL THEN 0 ELSE -1 END,
+        e.lane, e.priority, e.max_crashes,
+        (e.parent IS NOT NULL)::integer + (e.batch IS NOT NULL)::integer * 2 + (e.unique_key IS NOT NULL)::integer * 4
+        + (e.labels IS NOT NULL)::integer * 8,
+        e.grp, e.session,
+        CASE WHEN e.grp IS NULL THEN NULL WHEN _behind OR e.due IS NOT NULL THEN 0 ELSE 2 END,
+        CASE WHEN e.session IS NULL OR _behind OR e.due IS NOT NULL THEN NULL WHEN e.grp IS NULL THEN 2 ELSE 0 END,
+        e.keep, e.debounced,
+        CASE WHEN _behind THEN 'waiting' WHEN e.due IS NOT NULL THEN 'scheduled' ELSE 'queued' END,
+        CASE
+            WHEN _behind OR e.due IS NOT NULL THEN NULL
+            WHEN e.grp IS NOT NULL THEN 'group'
+            WHEN e.session IS NOT NULL THEN 'session'
+        END,
+        e.unique_key
+    FROM unnest(
+        _made, _lanes, _priorities, _dues, _deadlines, _max_crashes, _parents, _groups, _sessions, _keeps, _debounced,
+        _batches, _keys, _labels
+    ) AS e (
+        seq, lane, priority, due, deadline, max_crashes, parent, grp, session, keep, debounced, batch, unique_key, labels
+    )
+    WHERE e.seq IS NOT NULL;
+    INSERT INTO tally AS t (lane, shard, runs)
+    SELECT e.lane, shard(), count(*) FROM unnest(_made, _lanes) AS e (seq, lane) WHERE e.seq IS NOT NULL
+    GROUP BY e.lane ORDER BY e.lane
+    ON CONFLICT (lane, shard) DO UPDATE SET runs = t.runs + excluded.runs;
+    IF _labels IS NOT NULL THEN
+        INSERT INTO label (run, key, value)
+        SELECT e.seq, v.key, v.value
+        FROM unnest(_made, _labels) AS e (seq, labels) CROSS JOIN json_each_text(e.labels::json) AS v
+        WHERE e.seq IS NOT NULL AND e.labels IS NOT NULL;
+    END IF;
+    IF _batches IS NOT NULL THEN
+        INSERT INTO batch AS b (id, total)
+        SELECT e.batch, count(*) FROM unnest(_made, _batches) AS e (seq, batch)
+        WHERE e.seq IS NOT NULL AND e.batch IS NOT NULL
+        GROUP BY e.batch ORDER BY e.batch
+        ON CONFLICT (id) DO UPDATE SET total = b.total + excluded.total;
+    END IF;
+    IF _later THEN
+        INSERT INTO recheck (grp) SELECT DISTINCT e FROM unnest(_groups) AS e WHERE e IS NOT NULL;
+        INSERT INTO recheck (session) SELECT DISTINCT e FROM unnest(_sessions) AS e WHERE e IS NOT NULL;
+    ELSE
+        IF _groups IS NOT NULL THEN
+            PERFORM admit(_now, _groups);
+        END IF;
+        IF _sessions IS NOT NULL THEN
+            PERFORM reseat(_now, _sessions);
+        END IF;
+    END IF;
+    RETURN _made;
+END $$;
+
+-- Answers to starts of which some were there: for each, whether its run was there, and whether that has the same
+-- workflow and was started with the same input. Uses the unique index of run ids.
+CREATE FUNCTION compare(
+    _ids text[], _workflows text[], _inputs text[], _made bigint[], OUT existed boolean[], OUT same boolean[]
+) LANGUAGE sql STABLE AS $$
+    SELECT
+        array_agg(e.made IS NULL ORDER BY e.place),
+        array_agg(
+            e.made IS NOT NULL OR (l.workflow = e.workflow AND coalesce(r.first, r.input) = e.input) ORDER BY e.place
+        )
+    FROM unnest(_ids, _workflows, _inputs, _made) WITH ORDINALITY AS e (id, workflow, input, made, place)
+    LEFT JOIN run AS r ON r.id = e.id AND e.made IS NULL
+    LEFT JOIN lane AS l ON l.id = r.lane
+$$;
+
+-- Makes plain runs: of one priority and patience, without group, session, key, batch or labels. This is the way in of
+-- bulk starts. `_places` tells for each run which of the lanes is its.
+CREATE FUNCTION enqueue(
+    _clock bigint, _ids text[], _inputs text[], _places integer[], _queues text[], _workflows text[],
+    _versions text[], _priorities integer[], _ats bigint[], _delays bigint[], _timeouts bigint[],
+    _max_crashes integer[], _parents text[], OUT existed boolean[], OUT same boolean[]
+) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    _now bigint := coalesce(_clock, clock_ms());
+    _number integer := cardinality(_ids);
+    _named integer[] := lanes_of(_queues, _workflows, _versions);
+    _lanes integer[];
+    _dues bigint[];
+    _deadlines bigint[];
+    _made bigint[];
+BEGIN
+    IF cardinality(_named) = 1 THEN
+        _lanes := array_fill(_named[1], ARRAY[_number]);
+    ELSE
+        _lanes := ARRAY(SELECT _named[e] FROM unnest(_places) AS e);
+    END IF;
+    IF _ats IS NOT NULL OR _delays IS NOT NULL OR _timeouts IS NOT NULL THEN
+        SELECT array_agg(CASE WHEN d.due > _now THEN d.due END ORDER BY e.place),
+            array_agg(greatest(d.due, _now) + e.timeout ORDER BY e.place)
+        INTO _dues, _deadlines
+        FROM unnest(_ids, _ats, _delays, _timeouts) WITH ORDINALITY AS e (id, at, delay, timeout, place)
+        CROSS JOIN LATERAL (SELECT coalesce(e.at, _now + coalesce(e.delay, 0)) AS due) AS d;
+    END IF;
+    _made := make(
+        _now, _ids, _lanes, _inputs, _priorities, _dues, _deadlines, _max_crashes, _parents,
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, false
+    );
+    IF array_position(_made, NULL) IS NOT NULL THEN
+        SELECT c.existed, c.same INTO existed, same
+        FROM compare(_ids, ARRAY(SELECT _workflows[e] FROM unnest(_places) AS e), _inputs, _made) AS c;
+    END IF;
+    PERFORM tell_work();
+END $$;
+
+-- The group of a key and queue, made if need be with the limit of this start, unless one is stored: later ones do not
+-- change it. It is kept from being removed until the end of the transaction.
+CREATE FUNCTION group_of(_queue text, _key text, _limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    _id integer;
+BEGIN
+    LOOP
+        SELECT g.id INTO _id FROM grp AS g WHERE g.key = _key AND g.queue = _queue FOR KEY SHARE;
+        EXIT WHEN FOUND;
+        INSERT INTO grp (key, queue, asked, most, paused)
+        SELECT _key, _queue, _limit, coalesce(s.running, _limit), coalesce(s.paused, false)
+        FROM (SELECT 1) AS one LEFT JOIN scope AS s ON s.kind = 'group' AND s.name = _key
+        ON CONFLICT DO NOTHING;
+    END LOOP;
+    RETURN _id;
+END $$;
+
+-- The session of a key and queue, made if need be; kept from being removed until the end of the transaction.
+CREATE FUNCTION session_of(_queue text, _key text) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    _id integer;
+BEGIN
+    LOOP
+        SELECT s.id INTO _id FROM session AS s WHERE s.key = _key AND s.queue = _queue FOR KEY SHARE;
+        EXIT WHEN FOUND;
+        INSERT INTO session (key, queue) VALUES (_key, _queue) ON CONFLICT DO NOTHING;
+    END LOOP;
+    RETURN _id;
+END $$;
+
+-- Makes runs of any kind but those with unique keys, from a JSON list of starts. `_makers` names, for each, the running
+-- run whose checkpoint starts it.
+CREATE FUNCTION make_all(
+    _now bigint, _starts jsonb, _makers bigint[], _behind boolean, _later boolean,
+    OUT ids text[], OUT existed boolean[], OUT same boolean[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+    _all record;
+    _made bigint[];
+BEGIN
+    WITH listed AS (
+        SELECT
+            e.place,
+            s.*,
+            coalesce(s.parent, (SELECT r.id FROM run AS r WHERE r.seq = _makers[e.place])) AS of,
+            coalesce(s.at, _now + coalesce(s.delay, 0)) AS due
+        FROM jsonb_array_elements(_starts) WITH ORDINALITY AS e (start, place)
+        CROSS JOIN jsonb_to_record(e.start) AS s (
+            id text, workflow text, queue text, input text, priority integer, at bigint, delay bigint, timeout bigint,
+            max_crashes integer, parent text, version text, "group" text, group_limit integer, group_keep boolean,
+            session text, "unique" jsonb, labels jsonb, batch text
+        )
+    ),
+    grouped AS (
+        SELECT g.queue, g.key, group_of(g.queue, g.key, g.most) AS id
+        FROM (
+            SELECT DISTINCT ON (l.queue, l.group) l.queue, l.group AS key, coalesce(l.group_limit, 1) AS most
+            FROM listed AS l WHERE l.group <> '' ORDER BY l.queue, l.group, l.place
+        ) AS g
+    ),
+    tied AS (
+        SELECT s.queue, s.key, session_of(s.queue, s.key) AS id
+        FROM (SELECT DISTINCT l.queue, l.session AS key FROM listed AS l WHERE l.session <> '' ORDER BY 1, 2) AS s
+    )
+    SELECT
+        array_agg(l.id ORDER BY l.place) AS ids,
+        lanes_of(
+            array_agg(l.queue ORDER BY l.place), array_agg(l.workflow ORDER BY l.place),
+            array_agg(coalesce(l.version, '') ORDER BY l.place)
+        ) AS lanes,
+        array_agg(l.workflow ORDER BY l.place) AS workflows,
+        array_agg(l.input ORDER BY l.place) AS inputs,
+        array_agg(coalesce(l.priority, 0) ORDER BY l.place) AS priorities,
+        array_agg(CASE WHEN l.due > _now THEN l.due END ORDER BY l.place) AS dues,
+        array_agg(greatest(l.due, _now) + l.timeout ORDER BY l.place) AS deadlines,
+        array_agg(coalesce(l.max_crashes, 5) ORDER BY l.place) AS max_crashes,
+        array_agg(l.of ORDER BY l.place) AS parents,
+        array_agg(g.id ORDER BY l.place) AS groups,
+        array_agg(CASE WHEN g.id IS NOT NULL THEN coalesce(l.group_keep, true) END ORDER BY l.place) AS keeps,
+        array_agg(t.id ORDER BY l.place) AS sessions,
+        array_agg(nullif(l.batch, '') ORDER BY l.place) AS batches,
+        array_agg(l.unique ->> 'key' ORDER BY l.place) AS keys,
+        array_agg(CASE WHEN l.unique ->> 'on_conflict' = 'debounce' THEN true END ORDER BY l.place) AS debounced,
+        array_agg(CASE WHEN l.labels <> '{}' THEN l.labels::text END ORDER BY l.place) AS labels,
+        bool_or(g.id IS NOT NULL) AS any_group,
+        bool_or(t.id IS NOT NULL) AS any_session,
+        bool_or(l.batch <> '') AS any_batch,
+        bool_or(l.labels <> '{}') AS any_label
+    INTO _all
+    FROM listed AS l
+    LEFT JOIN grouped AS g ON g.queue = l.queue AND g.key = l.group
+    LEFT JOIN tied AS t ON t.queue = l.queue AND t.key = l.session;
+    _made := make(
+        _now, _all.ids, _all.lanes, _all.inputs, _all.priorities, _all.dues, _all.deadlines, _all.max_crashes,
+        _all.parents,
+        CASE WHEN _all.any_group THEN _all.groups END,
+        _all.keeps,
+        CASE WHEN _all.any_session THEN _all.sessions END,
+        CASE WHEN _all.any_batch THEN _all.batches END,
+        _all.keys,
+        _all.debounced,
+        CASE WHEN _all.any_label THEN _all.labels END,
+        _behind, _later
+    );
+    ids := _all.ids;
+    IF array_position(_made, NULL) IS NULL THEN
+        existed := array_fill(false, ARRAY[cardinality(ids)]);
+        same := array_fill(true, ARRAY[cardinality(ids)]);
+    ELSE
+        SELECT c.existed, c.same INTO existed, same FROM compare(ids, _all.workflows, _all.inputs, _made) AS c;
+        -- Groups and sessions that were made for runs that were not.
+        DELETE FROM grp AS g
+        WHERE g.id = ANY (_all.groups) AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.grp = g.id);
+        DELETE FROM session AS s
+        WHERE s.id = ANY (_all.sessions) AND s.owner IS NULL AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = s.id);
+    END IF;
+END $$;
+
+-- The live run that holds a unique key of a workflow, or that took it after a time. Locks the key until the end of the
+-- transaction. Uses live_unique and run_unique.
+CREATE FUNCTION holder_of(
+    _workflow text, _key text, _since bigint, OUT seq bigint, OUT id text, OUT begun boolean, OUT holds boolean
+) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(current_schema() || chr(31) || _workflow || chr(31) || _key, 7));
+    SELECT h.seq, r.id, h.started_at IS NOT NULL, true INTO seq, id, begun, holds
+    FROM live AS h JOIN run AS r ON r.seq = h.seq JOIN lane AS l ON l.id = h.lane
+    WHERE h.unique_key = _key AND l.workflow = _workflow AND (h.debounced IS NULL OR h.started_at IS NULL)
+    ORDER BY h.seq DESC LIMIT 1;
+    IF NOT FOUND AND _since IS NOT NULL THEN
+        SELECT r.seq, r.id, true, false INTO seq, id, begun, holds
+        FROM run AS r JOIN lane AS l ON l.id = r.lane
+        WHERE r.unique_key = _key AND r.created_at > _since AND l.workflow = _workflow
+        ORDER BY r.seq DESC LIMIT 1;
+    END IF;
+END $$;
+
+-- Gives a run that has not begun another input, due time and deadline. One that waits for something goes on waiting, and
+-- one that a rate put off does not begin before that lets it. Uses the primary key.
+CREATE FUNCTION replace_start(_now bigint, _run bigint, _input text, _due bigint, _deadline bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    _was record;
+BEGIN
+    SELECT l.state, l.held, l.wake_at, l.grp, l.session INTO _was FROM live AS l WHERE l.seq = _run FOR NO KEY UPDATE;
+    UPDATE run AS r SET first = coalesce(r.first, r.input), input = _input WHERE r.seq = _run;
+    IF _was.state = 'waiting' OR (_was.held = 'rate' AND coalesce(_due, 0) <= _was.wake_at) THEN
+        UPDATE live AS l SET deadline = _deadline WHERE l.seq = _run;
+    ELSIF _due IS NOT NULL THEN
+        UPDATE live AS l SET
+            state = 'scheduled', wake_at = _due, deadline = _deadline, held = NULL, seat = NULL,
+            slot = CASE WHEN l.slot IS NOT NULL THEN 0 END
+        WHERE l.seq = _run;
+        PERFORM admit(_now, ARRAY[_was.grp]);
+        PERFORM reseat(_now, ARRAY[_was.session]);
+    ELSE
+        UPDATE live AS l SET deadline = _deadline WHERE l.seq = _run;
+        PERFORM queue_up(_now, ARRAY[_run]);
+    END IF;
+END $$;
+
+-- Makes runs of any kind, from a JSON list of starts, in order; an id that exists, or came before in the list, is left
+-- as it is and told of, and so is the run that a unique key leads to.
+CREATE FUNCTION start_all(
+    _now bigint, _starts jsonb, _makers bigint[], _behind boolean, _later boolean,
+    OUT ids text[], OUT existed boolean[], OUT same boolean[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+    _start jsonb;
+    _place bigint;
+    _kind text;
+    _period bigint;
+    _holder record;
+    _due bigint;
+    _one record;
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM jsonb_array_elements(_starts) AS e WHERE e ? 'unique') THEN
+        SELECT m.ids, m.existed, m.same INTO ids, existed, same
+        FROM make_all(_now, _starts, _makers, _behind, _later) AS m;
+        RETURN;
+    END IF;
+    FOR _start, _place IN SELECT e.start, e.place FROM jsonb_array_elements(_starts) WITH ORDINALITY AS e (start, place)
+    LOOP
+        _kind := _start #>> '{unique,on_conflict}';
+        _period := coalesce((_start #>> '{unique,period}')::bigint, 0);
+        IF _kind = 'debounce' THEN
+            _start := (_start - 'at') || jsonb_build_object('delay', _period);
+        END IF;
+        _holder := NULL;
+        -- A start of an id that exists is that run, and nothing else about it matters.
+        IF _start ? 'unique' AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = _start ->> 'id') THEN
+            SELECT h.* INTO _holder
+            FROM holder_of(
+                _start ->> 'workflow', _start #>> '{unique,key}', CASE WHEN _kind = 'throttle' THEN _now - _period END
+            ) AS h;
+        END IF;
+        IF _holder.seq IS NULL THEN
+            SELECT m.* INTO _one
+            FROM make_all(_now, jsonb_build_array(_start), _makers[_place:_place], _behind, _later) AS m;
+            ids := ids || _one.ids;
+            existed := existed || _one.existed;
+            same := same || _one.same;
+        ELSE
+            ids := ids || _holder.id;
+            existed := existed || true;
+            same := same || true;
+            IF _kind IN ('replace', 'debounce') AND NOT _holder.begun THEN
+                _due := coalesce((_start ->> 'at')::bigint, _now + coalesce((_start ->> 'delay')::bigint, 0));
+                PERFORM replace_start(
+                    _now, _holder.seq, _start ->> 'input', CASE WHEN _due > _now THEN _due END,
+                    greatest(_due, _now) + (_start ->> 'timeout')::bigint
+                );
+            END IF;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Makes runs of any kind, from a JSON list of starts.
+CREATE FUNCTION enqueue_all(
+    _clock bigint, _starts jsonb, OUT ids text[], OUT existed boolean[], OUT same boolean[]
+) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+BEGIN
+    SELECT s.ids, s.existed, s.same INTO ids, existed, same
+    FROM start_all(coalesce(_clock, clock_ms()), _starts, NULL, false, false) AS s;
+    PERFORM tell_work();
+END $$;
+
+-- Makes all runs of a batch and its callback, which waits for them. A batch that is there is left as it is.
+CREATE FUNCTION open_batch(
+    _clock bigint, _batch text, _starts jsonb, _callback jsonb, OUT ids text[], OUT existed boolean[], OUT same boolean[]
+) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    _now bigint := coalesce(_clock, clock_ms());
+    _made record;
+BEGIN
+    INSERT INTO batch (id, callback) VALUES (_batch, _callback ->> 'id') ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        SELECT c.existed, c.same, e.ids INTO existed, same, ids
+        FROM (
+            SELECT
+                array_agg(s ->> 'id') AS ids, array_agg(s ->> 'workflow') AS workflows, array_agg(s ->> 'input') AS inputs
+            FROM jsonb_array_elements(_starts) AS s
+        ) AS e
+        CROSS JOIN LATERAL compare(e.ids, e.workflows, e.inputs, array_fill(NULL::bigint, ARRAY[cardinality(e.ids)])) AS c;
+        RETURN;
+    END IF;
+    IF jsonb_array_length(_starts) > 0 THEN
+        SELECT s.ids, s.existed, s.same INTO ids, existed, same
+        FROM start_all(_now, _starts, NULL, false, false) AS s;
+    END IF;
+    IF _callback IS NOT NULL THEN
+        SELECT s.ids, s.existed INTO _made FROM start_all(_now, jsonb_build_array(_callback), NULL, true, false) AS s;
+        IF NOT _made.existed[1] THEN
+            INSERT INTO wait (run, key, what, target)
+            SELECT r.seq, 'batch:' || _batch, 'batch', _batch FROM run AS r WHERE r.id = _callback ->> 'id';
+            UPDATE live AS l SET ties = l.ties | 96
+            FROM run AS r WHERE r.id = _callback ->> 'id' AND l.seq = r.seq;
+        END IF;
+        PERFORM complete_batches(_now, ARRAY[_batch]);
+    END IF;
+    PERFORM tell_work();
+END $$;
+
+-- Queues the callbacks of those of the batches of which nothing is left to wait for. Uses primary keys.
+CREATE FUNCTION complete_batches(_now bigint, _batches text[]) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    _callbacks bigint[];
+BEGIN
+    _callbacks := ARRAY(
+        SELECT r.seq FROM batch AS b JOIN run AS r ON r.id = b.callback
+        WHERE b.id = ANY (_batches) AND b.succeeded + b.failed + b.cancelled = b.total
+    );
+    IF cardinality(_callbacks) = 0 THEN
+        RETURN 0;
+    END IF;
+    RETURN queue_up(_now, _callbacks);
+END $$;
+
+INSERT INTO migration (version, name, oldest) VALUES (3, '0003_starting', 1);
+
+COMMIT;

@@ -1,0 +1,166 @@
+-- How runs end, and what becomes of those that wait for them.
+
+BEGIN;
+
+-- What the ends of runs bring about: those who are parked for them wake, batches count them, and slots of groups and
+-- seats of sessions go on. `_ties` has the bits of all of them together. Returns whether runs became ready. Locks those
+-- that wake, the highest number first, and the batches in their order. Uses wait_run and primary keys.
+CREATE FUNCTION follow(
+    _now bigint, _runs bigint[], _ties integer, _groups integer[], _sessions integer[]
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    _woken integer := 0;
+    _batches text[];
+BEGIN
+    IF _ties & 64 <> 0 THEN
+        DELETE FROM wait AS w WHERE w.run = ANY (_runs);
+    END IF;
+    IF EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run') THEN
+        _woken := queue_up(_now, ARRAY(
+            SELECT w.run FROM run AS r JOIN wait AS w ON w.what = 'run' AND w.target = r.id JOIN live AS l ON l.seq = w.run
+            WHERE r.seq = ANY (_runs) AND l.state = 'waiting'
+        ));
+    END IF;
+    IF _ties & 2 <> 0 THEN
+        WITH counted AS (
+            SELECT
+                r.batch,
+                count(*) FILTER (WHERE e.state = 'succeeded') AS succeeded,
+                count(*) FILTER (WHERE e.state = 'failed') AS failed,
+                count(*) FILTER (WHERE e.state = 'cancelled') AS cancelled
+            FROM run AS r JOIN ended AS e ON e.seq = r.seq
+            WHERE r.seq = ANY (_runs) AND r.batch IS NOT NULL
+            GROUP BY r.batch
+        ),
+        locked AS (
+            SELECT b.id FROM batch AS b WHERE b.id IN (SELECT c.batch FROM counted AS c) ORDER BY b.id FOR NO KEY UPDATE
+        ),
+        changed AS (
+            UPDATE batch AS b SET
+                succeeded = b.succeeded + c.succeeded, failed = b.failed + c.failed, cancelled = b.cancelled + c.cancelled
+            FROM counted AS c JOIN locked AS k ON k.id = c.batch
+            WHERE b.id = c.batch
+            RETURNING b.id
+        )
+        SELECT array_agg(id) INTO _batches FROM changed;
+        _woken := _woken + complete_batches(_now, _batches);
+    END IF;
+    IF _groups IS NOT NULL THEN
+        PERFORM admit(_now, _groups);
+    END IF;
+    IF _sessions IS NOT NULL THEN
+        PERFORM reseat(_now, _sessions);
+    END IF;
+    RETURN _woken > 0 OR _groups IS NOT NULL OR _sessions IS NOT NULL;
+END $$;
+
+-- Ends runs that nobody owns, or whose owner is to find nothing of them any more, all in one way. Locks them, the highest
+-- number first. Returns how many. Uses the primary key.
+CREATE FUNCTION finish(_now bigint, _runs bigint[], _state text, _bodies text[], _cause text) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    _gone record;
+BEGIN
+    PERFORM 1 FROM live AS l WHERE l.seq = ANY (_runs) ORDER BY l.seq DESC FOR UPDATE;
+    WITH gone AS (
+        DELETE FROM live AS l USING unnest(_runs, _bodies) WITH ORDINALITY AS e (seq, body, number)
+        WHERE l.seq = e.seq
+        RETURNING l.*, e.body, e.number
+    ),
+    kept AS (
+        INSERT INTO ended (
+            seq, finish, finished_at, place, settled, started_at, deadline, lane, attempt, crashes, ties, state, cause, body
+        )
+        SELECT
+            g.seq, nextval('finish'), _now, g.place, g.settled, g.started_at, g.deadline, g.lane, g.attempt, g.crashes,
+            g.ties, _state, _cause, coalesce(g.body, _bodies[1])
+        FROM (SELECT * FROM gone ORDER BY number) AS g
+    ),
+    counted AS (
+        INSERT INTO tally AS t (lane, shard, succeeded, failed, cancelled)
+        SELECT
+            g.lane, shard(), 0, count(*) FILTER (WHERE _state = 'failed'), count(*) FILTER (WHERE _state = 'cancelled')
+        FROM gone AS g GROUP BY g.lane ORDER BY g.lane
+        ON CONFLICT (lane, shard) DO UPDATE SET
+            failed = t.failed + excluded.failed, cancelled = t.cancelled + excluded.cancelled
+    )
+    SELECT
+        count(*) AS runs, coalesce(bit_or(ties), 0) AS ties, array_agg(seq) AS seqs,
+        array_agg(grp) FILTER (WHERE slot > 0) AS groups,
+        array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions
+    INTO _gone
+    FROM gone;
+    IF _gone.runs > 0 THEN
+        PERFORM follow(_now, _gone.seqs, _gone.ties, _gone.groups, _gone.sessions);
+        PERFORM tell('ended');
+        PERFORM tell_work();
+    END IF;
+    RETURN _gone.runs;
+END $$;
+
+-- Of runs and all that descends from them (or the runs alone), those that have not ended. Uses run_child.
+CREATE FUNCTION tree(_roots bigint[], _children boolean) RETURNS bigint[] LANGUAGE sql STABLE AS $$
+    WITH RECURSIVE tree (seq, id) AS (
+        SELECT r.seq, r.id FROM run AS r WHERE r.seq = ANY (_roots)
+        UNION
+        SELECT c.seq, c.id FROM tree AS t JOIN run AS c ON c.parent = t.id WHERE _children
+    )
+    SELECT coalesce(array_agg(l.seq ORDER BY l.seq DESC), '{}') FROM tree AS t JOIN live AS l ON l.seq = t.seq
+$$;
+
+-- Ends runs and what descends from them where nobody owns them, and asks for the end of those that are running; the
+-- first reason stays. Locks them, the highest number first: children come before their parents.
+CREATE FUNCTION stop(_now bigint, _roots bigint[], _reason text, _children boolean) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _runs bigint[] := tree(_roots, _children);
+    _asked integer;
+BEGIN
+    IF cardinality(_runs) = 0 THEN
+        RETURN;
+    END IF;
+    PERFORM 1 FROM live AS l WHERE l.seq = ANY (_runs) ORDER BY l.seq DESC FOR UPDATE;
+    UPDATE live AS l SET cancelling = _reason, overdue = false
+    WHERE l.seq = ANY (_runs) AND l.state = 'running' AND l.cancelling IS NULL;
+    GET DIAGNOSTICS _asked = ROW_COUNT;
+    PERFORM finish(
+        _now, ARRAY(SELECT l.seq FROM live AS l WHERE l.seq = ANY (_runs) AND l.state <> 'running' ORDER BY l.seq),
+        'cancelled', ARRAY[to_json(_reason)::text], NULL
+    );
+    IF _asked > 0 THEN
+        PERFORM tell_work();
+    END IF;
+END $$;
+
+-- Ends runs whose deadline has passed as failed where they are not running, asks for the end of the others, and cancels
+-- what descends from either kind. Takes a bounded number, none that another one has in hand; returns how many. Uses
+-- live_deadline. The error, the cause and the reasons are told by the caller, who knows how errors are written.
+CREATE FUNCTION expire(
+    _now bigint, _limit integer, _error text, _cause text, _reason text, _parent_reason text
+) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    _runs bigint[];
+BEGIN
+    _runs := ARRAY(
+        SELECT l.seq FROM live AS l WHERE l.deadline <= _now AND l.cancelling IS NULL
+        ORDER BY l.deadline LIMIT _limit FOR UPDATE SKIP LOCKED
+    );
+    IF cardinality(_runs) = 0 THEN
+        RETURN 0;
+    END IF;
+    UPDATE live AS l SET cancelling = _reason, overdue = true WHERE l.seq = ANY (_runs) AND l.state = 'running';
+    IF FOUND THEN
+        PERFORM tell_work();
+    END IF;
+    PERFORM finish(
+        _now, ARRAY(SELECT l.seq FROM live AS l WHERE l.seq = ANY (_runs) AND l.state <> 'running' ORDER BY l.seq),
+        'failed', ARRAY[_error], _cause
+    );
+    PERFORM stop(_now, ARRAY(
+        SELECT c.seq FROM run AS r JOIN run AS c ON c.parent = r.id WHERE r.seq = ANY (_runs)
+    ), _parent_reason, true);
+    RETURN cardinality(_runs);
+END $$;
+
+INSERT INTO migration (version, name, oldest) VALUES (4, '0004_ending', 1);
+
+COMMIT;

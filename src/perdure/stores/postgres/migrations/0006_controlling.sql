@@ -1,0 +1,351 @@
+-- What clients do to runs that exist: signals, cancelling, retrying, deleting, labels.
+
+BEGIN;
+
+-- The number and the state of a run; raises PD001 when there is none.
+CREATE FUNCTION found(_id text, OUT seq bigint, OUT state text) LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    SELECT r.seq, coalesce(l.state, d.state) INTO seq, state
+    FROM run AS r LEFT JOIN live AS l ON l.seq = r.seq LEFT JOIN ended AS d ON d.seq = r.seq
+    WHERE r.id = _id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no run % in this store', quote_literal(_id) USING ERRCODE = 'PD001';
+    END IF;
+END $$;
+
+-- Keeps a signal behind those that are there, and wakes its run if that is parked for the name; one that was kept before
+-- is left as it is, even if the run has ended since. Locks the run, as who ends or parks it does. Uses primary keys and
+-- signal_id.
+CREATE FUNCTION deliver(_clock bigint, _id text, _run_id text, _name text, _body text) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET jit = off AS $$
+DECLARE
+    _now bigint := coalesce(_clock, clock_ms());
+    _run bigint;
+    _state text;
+    _woken integer := 0;
+BEGIN
+    SELECT f.seq, f.state INTO _run, _state FROM found(_run_id) AS f;
+    UPDATE live AS l SET ties = l.ties | 16 WHERE l.seq = _run RETURNING l.state INTO _state;
+    IF EXISTS (SELECT 1 FROM signal AS s WHERE s.run = _run AND s.id = _id) THEN
+        RETURN;
+    END IF;
+    IF _state NOT IN ('scheduled', 'queued', 'running', 'waiting') OR NOT EXISTS (SELECT 1 FROM live AS l WHERE l.seq = _run)
+    THEN
+        SELECT f.state INTO _state FROM found(_run_id) AS f;
+        RAISE EXCEPTION 'run % is %: it takes no signals any more', _run_id, _state USING ERRCODE = 'PD002';
+    END IF;
+    INSERT INTO signal (run, position, id, name, body)
+    SELECT _run, coalesce(max(s.position), 0) + 1, _id, _name, _body FROM signal AS s WHERE s.run = _run;
+    IF _state = 'waiting' AND EXISTS (
+        SELECT 1 FROM wait AS w WHERE w.run = _run AND w.what = 'signal' AND w.target = _name
+    ) THEN
+        _woken := queue_up(_now, ARRAY[_run]);
+    END IF;
+    IF _woken > 0 OR _state = 'running' THEN
+        PERFORM tell_work();
+    END IF;
+END $$;
+
+-- Ends a run and its descendants, or asks for it where one is running; returns the state that the run has now.
+CREATE FUNCTION cancel(_clock bigint, _run_id text, _reason text, _children boolean) RETURNS text
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET jit = off AS $$
+DECLARE
+    _now bigint := coalesce(_clock, clock_ms());
+    _run bigint;
+BEGIN
+    SELECT f.seq INTO _run FROM found(_run_id) AS f;
+    PERFORM stop(_now, ARRAY[_run], _reason, _children);
+    RETURN (SELECT f.state FROM found(_run_id) AS f);
+END $$;
+
+-- Of runs that ended, those whose unique key another live run holds, or one before them in the list. Locks the keys until
+-- the end of the transaction. Uses live_unique.
+CREATE FUNCTION taken(_runs bigint[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(k.key, 7))
+    FROM (
+        SELECT DISTINCT current_schema() || chr(31) || l.workflow || chr(31) || r.unique_key AS key
+        FROM run AS r JOIN lane AS l ON l.id = r.lane WHERE r.seq = ANY (_runs) AND r.unique_key IS NOT NULL
+        ORDER BY 1
+    ) AS k;
+    RETURN ARRAY(
+        SELECT r.seq
+        FROM unnest(_runs) WITH ORDINALITY AS e (seq, place)
+        JOIN run AS r ON r.seq = e.seq
+        JOIN lane AS l ON l.id = r.lane
+        LEFT JOIN ended AS d ON d.seq = r.seq
+        WHERE r.unique_key IS NOT NULL
+            AND (r.debounced IS NULL OR d.started_at IS NULL)
+            AND (
+                EXISTS (
+                    SELECT 1 FROM live AS o JOIN lane AS m ON m.id = o.lane
+                    WHERE o.unique_key = r.unique_key AND m.workflow = l.workflow
+                        AND (o.debounced IS NULL OR o.started_at IS NULL)
+                )
+                OR EXISTS (
+                    SELECT 1
+                    FROM unnest(_runs) WITH ORDINALITY AS b (seq, place)
+                    JOIN run AS o ON o.seq = b.seq
+                    JOIN lane AS m ON m.id = o.lane
+                    LEFT JOIN ended AS x ON x.seq = o.seq
+                    WHERE b.place < e.place AND o.unique_key = r.unique_key AND m.workflow = l.workflow
+                        AND (o.debounced IS NULL OR x.started_at IS NULL)
+                )
+            )
+    );
+END $$;
+
+-- Queues runs that ended once more: attempt one up, no deadline, error checkpoints cleared; returns how many. Uses
+-- primary keys.
+CREATE FUNCTION again(_now bigint, _runs bigint[]) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    _back record;
+BEGIN
+    PERFORM clear_errors(_runs);
+    WITH back AS (
+        DELETE FROM ended AS d WHERE d.seq = ANY (_runs) RETURNING d.*
+    ),
+    counted AS (
+        INSERT INTO tally AS t (lane, shard, succeeded, failed, cancelled)
+        SELECT
+            b.lane, shard(), -count(*) FILTER (WHERE b.state = 'succeeded'), -count(*) FILTER (WHERE b.state = 'failed'),
+            -count(*) FILTER (WHERE b.state = 'cancelled')
+        FROM back AS b GROUP BY b.lane ORDER BY b.lane
+        ON CONFLICT (lane, shard) DO UPDATE SET
+            succeeded = t.succeeded + excluded.succeeded, failed = t.failed + excluded.failed,
+            cancelled = t.cancelled + excluded.cancelled
+    ),
+    rebatched AS (
+        UPDATE batch AS x SET
+            succeeded = x.succeeded - n.succeeded, failed = x.failed - n.failed, cancelled = x.cancelled - n.cancelled
+        FROM (
+            SELECT
+                r.batch, count(*) FILTER (WHERE b.state = 'succeeded') AS succeeded,
+                count(*) FILTER (WHERE b.state = 'failed') AS failed,
+                count(*) FILTER (WHERE b.state = 'cancelled') AS cancelled
+            FROM back AS b JOIN run AS r ON r.seq = b.seq WHERE r.batch IS NOT NULL GROUP BY r.batch
+        ) AS n
+        WHERE x.id = n.batch
+    ),
+    revived AS (
+        INSERT INTO live (
+            seq, place, settled, started_at, owner, lane, priority, attempt, max_crashes, ties, grp, session, slot, seat,
+            keep, debounced, state, held, unique_key
+        )
+        SELECT
+            b.seq, b.place, b.settled, b.started_at, CASE WHEN r.session IS NULL THEN 0 ELSE -1 END, b.lane, r.priority,
+            b.attempt + 1, r.max_crashes, b.ties, r.grp, r.session,
+            CASE WHEN r.grp IS NOT NULL THEN 2 END,
+            CASE WHEN r.session IS NULL THEN NULL WHEN r.grp IS NULL THEN 2 ELSE 0 END,
+            r.keep, r.debounced, 'queued',
+            CASE WHEN r.grp IS NOT NULL THEN 'group' WHEN r.session IS NOT NULL THEN 'session' END,
+            r.unique_key
+        FROM back AS b JOIN run AS r ON r.seq = b.seq
+        RETURNING grp, session
+    )
+    SELECT
+        count(*) AS runs, array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
+        array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions
+    INTO _back
+    FROM revived;
+    IF _back.groups IS NOT NULL THEN
+        PERFORM admit(_now, _back.groups);
+    END IF;
+    IF _back.sessions IS NOT NULL THEN
+        PERFORM reseat(_now, _back.sessions);
+    END IF;
+    PERFORM tell_work();
+    RETURN _back.runs;
+END $$;
+
+-- Queues a run that ended once more, with what succeeded, or what came before a checkpoint.
+CREATE FUNCTION retry(_clock bigint, _run_id text, _from_key text) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    _now bigint := coalesce(_clock, clock_ms());
+    _run bigint;
+    _state text;
+    _position bigint;
+BEGIN
+    SELECT f.seq, f.state INTO _run, _state FROM found(_run_id) AS f;
+    PERFORM 1 FROM ended AS d WHERE d.seq = _run FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'run % is %: it can be retried when it has ended', _run_id, _state USING ERRCODE = 'PD003';
+    END IF;
+    IF _state = 'succeeded' AND _from_key IS NULL THEN
+        RAISE EXCEPTION 'run % has succeeded: name the checkpoint from which to do it again', _run_id
+            USING ERRCODE = 'PD003';
+    END IF;
+    IF cardinality(taken(ARRAY[_run])) > 0 THEN
+        RAISE EXCEPTION 'run % can''t be retried: its unique key is another live run''s; cancel that one first', _run_id
+            USING ERRCODE = 'PD005';
+    END IF;
+    IF _from_key IS NOT NULL THEN
+        SELECT c.position INTO _position FROM checkpoint AS c WHERE c.run = _run AND c.key = _from_key;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'run % has no checkpoint %', _run_id, quote_literal(_from_key) USING ERRCODE = 'PD004';
+        END IF;
+        DELETE FROM checkpoint AS c WHERE c.run = _run AND c.position >= _position;
+    END IF;
+    PERFORM again(_now, ARRAY[_run]);
+END $$;
+
+-- Queues runs that ended once more; returns the ids of those that it does (or would, if it is a dry run). Left out are
+-- those whose unique key is another live run's, and all but the first of those that share one.
+CREATE FUNCTION retry_many(_clock bigint, _runs bigint[], _dry boolean) RETURNS text[]
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    _now bigint := coalesce(_clock, clock_ms());
+    _there bigint[];
+    _out bigint[];
+BEGIN
+    _there := ARRAY(SELECT d.seq FROM ended AS d WHERE d.seq = ANY (_runs) ORDER BY d.seq FOR UPDATE);
+    _there := ARRAY(
+        SELECT e.seq FROM unnest(_runs) WITH ORDINALITY AS e (seq, place) WHERE e.seq = ANY (_there) ORDER BY e.place
+    );
+    _out := taken(_there);
+    _there := ARRAY(
+        SELECT e.seq FROM unnest(_there) WITH ORDINALITY AS e (seq, place) WHERE e.seq <> ALL (_out) ORDER BY e.place
+    );
+    IF NOT _dry THEN
+        PERFORM again(_now, _there);
+    END IF;
+    RETURN ARRAY(
+        SELECT r.id FROM unnest(_there) WITH ORDINALITY AS e (seq, place) JOIN run AS r ON r.seq = e.seq ORDER BY e.place
+    );
+END $$;
+
+-- Removes runs that have ended, with all that is kept of them; returns how many. Uses primary keys.
+CREATE FUNCTION erase(_runs bigint[]) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    _gone record;
+    _ids text[];
+BEGIN
+    WITH facts AS (
+        DELETE FROM run AS r WHERE r.seq = ANY (_runs) RETURNING r.id, r.lane, r.seq, r.grp, r.session, r.batch
+    ),
+    ends AS (
+        DELETE FROM ended AS d WHERE d.seq = ANY (_runs) RETURNING d.seq, d.state
+    ),
+    counted AS (
+        INSERT INTO tally AS t (lane, shard, runs, succeeded, failed, cancelled)
+        SELECT
+            f.lane, shard(), -count(*), -count(*) FILTER (WHERE e.state = 'succeeded'),
+            -count(*) FILTER (WHERE e.state = 'failed'), -count(*) FILTER (WHERE e.state = 'cancelled')
+        FROM facts AS f LEFT JOIN ends AS e ON e.seq = f.seq
+        GROUP BY f.lane ORDER BY f.lane
+        ON CONFLICT (lane, shard) DO UPDATE SET
+            runs = t.runs + excluded.runs, succeeded = t.succeeded + excluded.succeeded,
+            failed = t.failed + excluded.failed, cancelled = t.cancelled + excluded.cancelled
+    )
+    SELECT
+        count(*)::integer AS runs, array_agg(id) AS ids,
+        array_agg(DISTINCT grp) FILTER (WHERE grp IS NOT NULL) AS groups,
+        array_agg(DISTINCT session) FILTER (WHERE session IS NOT NULL) AS sessions,
+        array_agg(DISTINCT batch) FILTER (WHERE batch IS NOT NULL) AS batches
+    INTO _gone
+    FROM facts;
+    _ids := _gone.ids;
+    DELETE FROM checkpoint AS c WHERE c.run = ANY (_runs);
+    DELETE FROM signal AS s WHERE s.run = ANY (_runs);
+    DELETE FROM wait AS w WHERE w.run = ANY (_runs);
+    DELETE FROM status AS s WHERE s.run = ANY (_runs);
+    DELETE FROM label AS b WHERE b.run = ANY (_runs);
+    UPDATE schedule AS s SET last_run = NULL WHERE s.last_run = ANY (_ids);
+    -- A batch goes with the last of its runs and its callback.
+    DELETE FROM batch AS b
+    WHERE (b.id = ANY (_gone.batches) OR b.callback = ANY (_ids))
+        AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.batch = b.id)
+        AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = b.callback);
+    -- A group and a session go with the last of their runs; not while somebody is about to make another one.
+    DELETE FROM grp AS g
+    WHERE g.id = ANY (ARRAY(SELECT x.id FROM grp AS x WHERE x.id = ANY (_gone.groups) ORDER BY x.id FOR UPDATE SKIP LOCKED))
+        AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.grp = g.id);
+    DELETE FROM session AS s
+    WHERE s.id = ANY (ARRAY(
+            SELECT x.id FROM session AS x
+            WHERE x.id = ANY (_gone.sessions) AND x.owner IS NULL ORDER BY x.id FOR UPDATE SKIP LOCKED
+        ))
+        AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = s.id);
+    RETURN _gone.runs;
+END $$;
+
+-- Removes a run and its descendants; returns how many. What has not ended is cancelled first, so that all that waits for
+-- its end goes on; raises PD003 for such unless forced. Locks the workers that own some of them, so that nothing that
+-- these say comes in between.
+CREATE FUNCTION remove(_clock bigint, _run_id text, _force boolean) RETURNS integer
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    _now bigint := coalesce(_clock, clock_ms());
+    _run bigint;
+    _family bigint[];
+    _live bigint[];
+BEGIN
+    SELECT f.seq INTO _run FROM found(_run_id) AS f;
+    WITH RECURSIVE tree (seq, id) AS (
+        SELECT r.seq, r.id FROM run AS r WHERE r.seq = _run
+        UNION
+        SELECT c.seq, c.id FROM tree AS t JOIN run AS c ON c.parent = t.id
+    )
+    SELECT array_agg(t.seq) INTO _family FROM tree AS t;
+    _live := tree(ARRAY[_run], true);
+    IF cardinality(_live) > 0 AND NOT _force THEN
+        RAISE EXCEPTION '% of the % runs that go with run % have not ended: cancel it first, or force',
+            cardinality(_live), cardinality(_family), _run_id USING ERRCODE = 'PD003';
+    END IF;
+    PERFORM 1 FROM worker AS w
+    WHERE w.id IN (SELECT l.worker FROM live AS l WHERE l.seq = ANY (_live) AND l.state = 'running')
+    ORDER BY w.id FOR NO KEY UPDATE;
+    PERFORM finish(_now, _live, 'cancelled', ARRAY['"deleted"'], NULL);
+    RETURN erase(_family);
+END $$;
+
+-- Sets labels of a run; an empty value removes one.
+CREATE FUNCTION set_labels(_run_id text, _labels json) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _run bigint;
+BEGIN
+    SELECT f.seq INTO _run FROM found(_run_id) AS f;
+    INSERT INTO label (run, key, value)
+    SELECT _run, e.key, e.value FROM json_each_text(_labels) AS e WHERE e.value <> ''
+    ON CONFLICT (run, key) DO UPDATE SET value = excluded.value;
+    DELETE FROM label AS b USING json_each_text(_labels) AS e WHERE b.run = _run AND b.key = e.key AND e.value = '';
+    UPDATE live AS l SET ties = l.ties | 8 WHERE l.seq = _run;
+    UPDATE ended AS d SET ties = d.ties | 8 WHERE d.seq = _run;
+END $$;
+
+-- Removes runs that ended, as they were told (by number and place in the order of finishing), but for those whose parent
+-- lives: these are passed over until it has ended. Returns how many were removed, and whether anything changed.
+CREATE FUNCTION prune(_runs bigint[], _finishes bigint[], _parents text[], OUT removed integer, OUT changed boolean)
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    _there bigint[];
+    _over integer;
+    _back integer := 0;
+BEGIN
+    IF cardinality(_parents) > 0 THEN
+        UPDATE ended AS d SET kept = NULL
+        WHERE d.kept AND d.seq IN (SELECT r.seq FROM run AS r WHERE r.parent = ANY (_parents));
+        GET DIAGNOSTICS _back = ROW_COUNT;
+    END IF;
+    UPDATE ended AS d SET kept = true
+    FROM run AS r
+    WHERE d.seq = ANY (_runs) AND r.seq = d.seq AND r.parent IS NOT NULL AND d.kept IS NULL
+        AND EXISTS (SELECT 1 FROM run AS p JOIN live AS l ON l.seq = p.seq WHERE p.id = r.parent);
+    GET DIAGNOSTICS _over = ROW_COUNT;
+    _there := ARRAY(
+        SELECT d.seq FROM unnest(_runs, _finishes) AS e (seq, finish)
+        JOIN ended AS d ON d.seq = e.seq AND d.finish = e.finish
+        WHERE d.kept IS NULL
+        ORDER BY d.seq FOR UPDATE OF d SKIP LOCKED
+    );
+    removed := erase(_there);
+    changed := removed + _over + _back > 0;
+END $$;
+
+INSERT INTO migration (version, name, oldest) VALUES (6, '0006_controlling', 1);
+
+COMMIT;

@@ -1,0 +1,176 @@
+-- Incarnations of workers: how they begin and end, their leases, and what becomes of the runs of one that died.
+
+BEGIN;
+
+CREATE FUNCTION register(
+    _clock bigint, _name text, _host text, _pid bigint, _queues text[], _workflows text[], _versions text[],
+    _sessions integer, _session_idle bigint, _concurrency integer, _lease bigint
+) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    _now bigint := coalesce(_clock, clock_ms());
+    _worker bigint;
+BEGIN
+    INSERT INTO worker (
+        name, host, pid, queues, workflows, versions, sessions, session_idle, concurrency, started_at
+    )
+    VALUES (_name, _host, _pid, _queues, _workflows, _versions, _sessions, _session_idle, _concurrency, _now)
+    RETURNING id INTO _worker;
+    INSERT INTO lease (worker, until) VALUES (_worker, _now + _lease);
+    RETURN _worker;
+END $$;
+
+-- Extends a lease from now on; false when the incarnation is gone. Uses the primary key.
+CREATE FUNCTION renew(_clock bigint, _worker bigint, _lease bigint) RETURNS boolean
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    UPDATE lease AS e SET until = coalesce(_clock, clock_ms()) + _lease WHERE e.worker = _worker;
+    RETURN FOUND;
+END $$;
+
+-- The runs of incarnations whose lease has ended, or of those of a name, as JSON: what is needed to judge them. Walks the
+-- leases, which are few, and live_owned.
+CREATE FUNCTION suspects(_clock bigint, _name text, OUT workers bigint[], OUT runs text)
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    IF _name IS NULL THEN
+        workers := ARRAY(SELECT e.worker FROM lease AS e WHERE e.until <= coalesce(_clock, clock_ms()));
+    ELSE
+        workers := ARRAY(SELECT w.id FROM worker AS w WHERE w.name = _name);
+    END IF;
+    IF cardinality(workers) > 0 THEN
+        SELECT json_agg(json_build_array(
+            l.worker, l.seq, l.token, l.crashes, l.max_crashes, l.cancelling IS NOT NULL
+        ))::text
+        INTO runs
+        FROM live AS l WHERE l.worker = ANY (workers) AND l.state = 'running';
+    END IF;
+END $$;
+
+-- Takes runs from dead owners, as was judged: queued, backing off, or ended; and forgets the owners that own nothing more
+-- then. Locks the owners first; one that has renewed its lease meanwhile (unless `_named`) keeps what it has. Returns how
+-- many runs were taken.
+CREATE FUNCTION take_back(
+    _clock bigint, _named boolean, _workers bigint[], _runs bigint[], _tokens bigint[], _states text[],
+    _crashes integer[], _wake_ats bigint[], _errors text[], _cause text
+) RETURNS integer LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    _now bigint := coalesce(_clock, clock_ms());
+    _dead bigint[];
+    _moved record;
+    _failed record;
+    _sessions integer[];
+BEGIN
+    _dead := ARRAY(
+        SELECT w.id FROM worker AS w
+        WHERE w.id = ANY (_workers)
+            AND (_named OR EXISTS (SELECT 1 FROM lease AS e WHERE e.worker = w.id AND e.until <= _now))
+        ORDER BY w.id FOR UPDATE SKIP LOCKED
+    );
+    -- A renewal that came in between is seen only now.
+    IF NOT _named THEN
+        _dead := ARRAY(SELECT e.worker FROM lease AS e WHERE e.worker = ANY (_dead) AND e.until <= _now FOR UPDATE);
+    END IF;
+    IF cardinality(_dead) = 0 THEN
+        RETURN 0;
+    END IF;
+    WITH moved AS (
+        UPDATE live AS l SET
+            state = v.state,
+            crashes = v.crashes,
+            attempt = l.attempt + (v.state <> 'failed')::integer,
+            wake_at = v.wake_at,
+            cut_off = true,
+            worker = NULL,
+            token = NULL,
+            held = CASE WHEN v.state = 'queued' AND l.session IS NOT NULL THEN 'session' END,
+            seat = CASE WHEN l.session IS NULL OR v.state <> 'queued' THEN NULL ELSE 2 END,
+            slot = CASE WHEN l.slot > 0 AND v.state = 'scheduled' AND NOT l.keep THEN 0 ELSE l.slot END
+        FROM unnest(_runs, _tokens, _states, _crashes, _wake_ats) AS v (seq, token, state, crashes, wake_at)
+        WHERE l.seq = v.seq AND l.token = v.token AND l.state = 'running' AND l.worker = ANY (_dead)
+        RETURNING l.seq, l.grp, l.session
+    )
+    SELECT
+        count(*)::integer AS runs, array_agg(seq) AS seqs, array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
+        array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions
+    INTO _moved
+    FROM moved;
+    SELECT array_agg(e.seq ORDER BY e.place) AS seqs, array_agg(e.error ORDER BY e.place) AS errors INTO _failed
+    FROM unnest(_runs, _states, _errors) WITH ORDINALITY AS e (seq, state, error, place)
+    WHERE e.state = 'failed' AND e.seq = ANY (_moved.seqs);
+    IF _failed.seqs IS NOT NULL THEN
+        PERFORM finish(_now, _failed.seqs, 'failed', _failed.errors, _cause);
+    END IF;
+    _dead := ARRAY(
+        SELECT e FROM unnest(_dead) AS e
+        WHERE NOT EXISTS (SELECT 1 FROM live AS l WHERE l.worker = e AND l.state = 'running')
+    );
+    PERFORM forget(_now, _dead);
+    PERFORM admit(_now, _moved.groups);
+    PERFORM reseat(_now, _moved.sessions);
+    PERFORM tell_work();
+    RETURN _moved.runs;
+END $$;
+
+-- Forgets incarnations, and ends what they own of sessions: the runs of these are for others then.
+CREATE FUNCTION forget(_now bigint, _workers bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _sessions integer[];
+BEGIN
+    WITH left_alone AS (
+        UPDATE session AS s SET owner = NULL WHERE s.owner = ANY (_workers) RETURNING s.id
+    )
+    SELECT array_agg(id) INTO _sessions FROM left_alone;
+    DELETE FROM lease AS e WHERE e.worker = ANY (_workers);
+    DELETE FROM worker AS w WHERE w.id = ANY (_workers);
+    PERFORM reseat(_now, _sessions);
+END $$;
+
+-- Ends the ownership of sessions that were idle long enough, a bounded number; returns whether there were any. Uses
+-- session_idle.
+CREATE FUNCTION let_go(_now bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    _sessions integer[];
+BEGIN
+    WITH left_alone AS (
+        UPDATE session AS s SET owner = NULL
+        WHERE s.id = ANY (ARRAY(
+            SELECT x.id FROM session AS x WHERE x.idle_until <= _now ORDER BY x.idle_until LIMIT 500
+            FOR NO KEY UPDATE SKIP LOCKED
+        ))
+        RETURNING s.id
+    )
+    SELECT array_agg(id) INTO _sessions FROM left_alone;
+    PERFORM reseat(_now, _sessions);
+    RETURN _sessions IS NOT NULL;
+END $$;
+
+-- Ends an incarnation in good order: what it owns is queued again and not counted.
+CREATE FUNCTION retire(_clock bigint, _worker bigint) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    _now bigint := coalesce(_clock, clock_ms());
+    _moved record;
+BEGIN
+    PERFORM 1 FROM worker AS w WHERE w.id = _worker FOR UPDATE;
+    WITH moved AS (
+        UPDATE live AS l SET
+            state = 'queued', worker = NULL, token = NULL, cut_off = false,
+            held = CASE WHEN l.session IS NOT NULL THEN 'session' END,
+            seat = CASE WHEN l.session IS NOT NULL THEN 2 END
+        WHERE l.worker = _worker AND l.state = 'running'
+        RETURNING l.grp, l.session
+    )
+    SELECT
+        count(*) AS runs, array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
+        array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions
+    INTO _moved
+    FROM moved;
+    PERFORM forget(_now, ARRAY[_worker]);
+    PERFORM admit(_now, _moved.groups);
+    PERFORM reseat(_now, _moved.sessions);
+    PERFORM tell_work();
+END $$;
+
+INSERT INTO migration (version, name, oldest) VALUES (7, '0007_workers', 1);
+
+COMMIT;

@@ -1,0 +1,330 @@
+-- What clients read. No statement here locks a row.
+
+-- name: records
+-- Runs by their numbers, as JSON. Uses primary keys.
+SELECT json_agg(json_build_object(
+    'id', r.id,
+    'workflow', a.workflow,
+    'queue', a.queue,
+    'priority', r.priority,
+    'state', coalesce(l.state, d.state),
+    'attempt', coalesce(l.attempt, d.attempt),
+    'crashes', coalesce(l.crashes, d.crashes),
+    'input', r.input,
+    'created_at', r.created_at,
+    'started_at', coalesce(l.started_at, d.started_at),
+    'finished_at', d.finished_at,
+    'wake_at', l.wake_at,
+    'deadline', coalesce(l.deadline, d.deadline),
+    'parent', r.parent,
+    'worker', (SELECT w.name FROM perdure.worker AS w WHERE w.id = l.worker),
+    'cancelling', l.cancelling,
+    'held', l.held,
+    'body', CASE WHEN d.seq IS NOT NULL THEN d.body WHEN l.state NOT IN ('running', 'waiting') THEN l.error END,
+    'waits', (
+        SELECT coalesce(
+            json_agg(json_build_object('key', w.key, 'what', w.what, 'target', w.target, 'at', w.at) ORDER BY w.key), '[]'
+        )
+        FROM perdure.wait AS w WHERE w.run = r.seq AND l.state = 'waiting'
+    ),
+    'position', r.seq,
+    'version', a.version,
+    'group', coalesce((SELECT g.key FROM perdure.grp AS g WHERE g.id = r.grp), ''),
+    'session', coalesce((SELECT s.key FROM perdure.session AS s WHERE s.id = r.session), ''),
+    'unique', coalesce(r.unique_key, ''),
+    'batch', coalesce(r.batch, ''),
+    'labels', coalesce(
+        (SELECT json_object_agg(b.key, b.value) FROM perdure.label AS b WHERE b.run = r.seq), '{}'
+    ),
+    'status', (SELECT s.body FROM perdure.status AS s WHERE s.run = r.seq),
+    'cause', d.cause
+))::text
+FROM unnest($1::bigint[]) AS e (seq)
+JOIN perdure.run AS r ON r.seq = e.seq
+JOIN perdure.lane AS a ON a.id = r.lane
+LEFT JOIN perdure.live AS l ON l.seq = r.seq
+LEFT JOIN perdure.ended AS d ON d.seq = r.seq
+WHERE l.seq IS NOT NULL OR d.seq IS NOT NULL;
+
+-- name: one
+-- The number of a run. Uses the unique index of run ids.
+SELECT seq FROM perdure.run WHERE id = $1;
+
+-- name: ended
+-- Of some runs, those that have ended, as JSON. Uses the unique index of run ids.
+SELECT json_agg(json_build_object('id', r.id, 'state', d.state, 'body', d.body))::text
+FROM unnest($1::text[]) AS e (id)
+JOIN perdure.run AS r ON r.id = e.id
+JOIN perdure.ended AS d ON d.seq = r.seq;
+
+-- name: history
+-- A page of a run's checkpoints, as JSON. Walks checkpoint_position.
+SELECT json_agg(json_build_object(
+    'key', c.key, 'kind', c.kind, 'outcome', c.outcome, 'body', c.body, 'attempts', c.attempts, 'digest', c.digest,
+    'at', c.at, 'started_at', c.started_at, 'saved_at', c.saved_at, 'position', c.position
+) ORDER BY c.position)::text
+FROM (
+    SELECT k.* FROM perdure.checkpoint AS k
+    WHERE k.run = (SELECT seq FROM perdure.run WHERE id = $1) AND k.position > $2
+    ORDER BY k.position LIMIT $3
+) AS c;
+
+-- name: find
+-- One checkpoint, as JSON. Uses the primary key.
+SELECT json_agg(json_build_object(
+    'key', c.key, 'kind', c.kind, 'outcome', c.outcome, 'body', c.body, 'attempts', c.attempts, 'digest', c.digest,
+    'at', c.at, 'started_at', c.started_at, 'saved_at', c.saved_at, 'position', c.position
+))::text
+FROM perdure.checkpoint AS c WHERE c.run = (SELECT seq FROM perdure.run WHERE id = $1) AND c.key = $2;
+
+-- name: signals
+-- A page of the signals that wait at a run, as JSON. Walks signal_waiting.
+SELECT json_agg(json_build_object('position', s.position, 'name', s.name, 'body', s.body) ORDER BY s.position)::text
+FROM (
+    SELECT m.* FROM perdure.signal AS m
+    WHERE m.run = (SELECT seq FROM perdure.run WHERE id = $1) AND m.body IS NOT NULL AND m.position > $2
+    ORDER BY m.position LIMIT $3
+) AS s;
+
+-- name: ahead
+-- How many ready runs of its queue come before a queued run. Walks live_ready for each lane of the queue, up to $2.
+SELECT count(*)
+FROM (
+    SELECT 1
+    FROM perdure.run AS r
+    JOIN perdure.live AS own ON own.seq = r.seq AND own.state = 'queued'
+    JOIN perdure.lane AS mine ON mine.id = own.lane
+    JOIN perdure.lane AS a ON a.queue = mine.queue
+    CROSS JOIN LATERAL (
+        SELECT 1 FROM perdure.live AS q
+        WHERE q.lane = a.id AND q.owner IN (0, own.owner) AND q.state = 'queued' AND q.held IS NULL
+            AND (q.priority, q.place) < (own.priority, coalesce(own.place, 9223372036854775807))
+        LIMIT $2
+    ) AS q
+    WHERE r.id = $1
+    LIMIT $2
+) AS before;
+
+-- name: counts
+-- How many runs of each workflow are in each state, by queue, as JSON. Walks the tallies, and of runs those that are
+-- running, scheduled or waiting, by live_owned and live_away.
+WITH away AS MATERIALIZED (
+    SELECT lane, state, count(*) AS runs FROM perdure.live
+    WHERE state IN ('scheduled', 'waiting') GROUP BY lane, state
+    UNION ALL
+    SELECT lane, state, count(*) FROM perdure.live WHERE state = 'running' GROUP BY lane, state
+),
+total AS (
+    SELECT
+        lane, sum(runs) AS runs, sum(succeeded) AS succeeded, sum(failed) AS failed, sum(cancelled) AS cancelled
+    FROM perdure.tally GROUP BY lane
+),
+counted AS (
+    SELECT lane, state, runs FROM away
+    UNION ALL
+    SELECT lane, 'succeeded', succeeded FROM total
+    UNION ALL
+    SELECT lane, 'failed', failed FROM total
+    UNION ALL
+    SELECT lane, 'cancelled', cancelled FROM total
+    UNION ALL
+    SELECT
+        t.lane, 'queued',
+        t.runs - t.succeeded - t.failed - t.cancelled
+        - coalesce((SELECT sum(a.runs) FROM away AS a WHERE a.lane = t.lane), 0)
+    FROM total AS t
+)
+SELECT json_agg(json_build_object('queue', queue, 'workflow', workflow, 'state', state, 'runs', runs))::text
+FROM (
+    SELECT a.queue, a.workflow, c.state, sum(c.runs)::bigint AS runs
+    FROM counted AS c JOIN perdure.lane AS a ON a.id = c.lane
+    WHERE c.runs > 0
+    GROUP BY a.queue, a.workflow, c.state
+) AS grouped;
+
+-- name: workers
+-- The live incarnations, as JSON. Walks the workers, which are few, and live_owned for each.
+SELECT json_agg(json_build_object(
+    'id', w.id, 'name', w.name, 'host', w.host, 'pid', w.pid, 'queues', w.queues, 'workflows', w.workflows,
+    'versions', coalesce((
+        SELECT json_object_agg(v.workflow, v.versions)
+        FROM (
+            SELECT w.versions[i] AS workflow, json_agg(w.versions[i + 1]) AS versions
+            FROM generate_series(1, cardinality(w.versions), 2) AS i GROUP BY 1
+        ) AS v
+    ), '{}'),
+    'sessions', w.sessions, 'concurrency', w.concurrency, 'started_at', w.started_at, 'lease_until', e.until,
+    'running', (SELECT count(*) FROM perdure.live AS l WHERE l.worker = w.id AND l.state = 'running')
+) ORDER BY w.id)::text
+FROM perdure.worker AS w JOIN perdure.lease AS e ON e.worker = w.id
+WHERE e.until > coalesce($1, perdure.clock_ms());
+
+-- name: batch
+-- How far a batch has come, as JSON. Uses the primary key.
+SELECT json_agg(json_build_object(
+    'id', id, 'total', total, 'succeeded', succeeded, 'failed', failed, 'cancelled', cancelled, 'callback', callback
+))::text
+FROM perdure.batch WHERE id = $1;
+
+-- name: revisions
+-- Changes of scopes (all, or one), latest first, as JSON. Walks the primary key, or revision_scope.
+SELECT json_agg(json_build_array(
+    number, kind, name, who, at, old::json, new::json, was_paused, paused
+) ORDER BY number DESC)::text
+FROM (
+    SELECT * FROM perdure.revision
+    WHERE $1::text IS NULL OR (kind = $1 AND name = $2)
+    ORDER BY number DESC LIMIT $3
+) AS latest;
+
+-- name: lanes
+-- The lanes with the counts of their runs that ended, and how many of these prune has passed over, as JSON. Walks the
+-- tallies and ended_kept.
+SELECT json_agg(json_build_array(
+    a.id, a.workflow,
+    json_build_object('succeeded', t.succeeded, 'failed', t.failed, 'cancelled', t.cancelled),
+    coalesce((
+        SELECT json_object_agg(k.state, k.runs)
+        FROM (
+            SELECT d.state, count(*) AS runs FROM perdure.ended AS d
+            WHERE d.kept IS NOT NULL AND d.lane = a.id GROUP BY d.state
+        ) AS k
+    ), '{}')
+))::text
+FROM perdure.lane AS a
+JOIN (
+    SELECT lane, sum(succeeded)::bigint AS succeeded, sum(failed)::bigint AS failed, sum(cancelled)::bigint AS cancelled
+    FROM perdure.tally GROUP BY lane
+) AS t ON t.lane = a.id;
+
+-- name: parents
+-- Those parents of runs that were passed over that do not live any more, a bounded number. Walks ended_kept.
+SELECT DISTINCT r.parent
+FROM perdure.ended AS d
+JOIN perdure.run AS r ON r.seq = d.seq
+WHERE d.kept IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM perdure.run AS p JOIN perdure.live AS l ON l.seq = p.seq WHERE p.id = r.parent)
+LIMIT $1;
+
+-- name: first_ended
+-- The first runs of some lanes and states that ended, in the order in which they ended. Walks ended_prunable.
+SELECT d.finish, d.finished_at, d.seq
+FROM unnest($1::int[], $2::text[]) AS e (lane, state)
+CROSS JOIN LATERAL (
+    SELECT x.finish, x.finished_at, x.seq FROM perdure.ended AS x
+    WHERE x.lane = e.lane AND x.state = e.state AND x.kept IS NULL
+    ORDER BY x.finish LIMIT $3
+) AS d
+ORDER BY d.finish LIMIT $3;
+
+-- name: facts
+-- Of runs, those that are queued or held, with what their lane, their group and their session say, as JSON. Uses primary
+-- keys, live_holder, live_seat.
+SELECT json_agg(json_build_object(
+    'run', l.seq,
+    'state', l.state,
+    'held', l.held,
+    'queue', a.queue,
+    'workflow', a.workflow,
+    'group', coalesce(g.key, ''),
+    'most', coalesce(g.most, 0),
+    'group_paused', coalesce(g.paused, false),
+    'slots', (SELECT count(*) FROM perdure.live AS h WHERE h.grp = l.grp AND h.slot = 1),
+    'holder', (
+        SELECT r.id FROM perdure.live AS h JOIN perdure.run AS r ON r.seq = h.seq
+        WHERE h.grp = l.grp AND h.slot = 1 ORDER BY h.priority, h.seq LIMIT 1
+    ),
+    'session', coalesce(s.key, ''),
+    'owner', (SELECT w.name FROM perdure.worker AS w WHERE w.id = s.owner),
+    'seats', (SELECT count(*) FROM perdure.live AS p WHERE p.session = l.session AND p.seat = 1)
+))::text
+FROM unnest($1::bigint[]) AS e (seq)
+JOIN perdure.live AS l ON l.seq = e.seq
+JOIN perdure.lane AS a ON a.id = l.lane
+LEFT JOIN perdure.grp AS g ON g.id = l.grp
+LEFT JOIN perdure.session AS s ON s.id = l.session
+WHERE l.state = 'queued' OR (l.state = 'scheduled' AND l.held IS NOT NULL);
+
+-- name: pauses
+-- The scopes that are paused, by whom and since when, as JSON: all but groups, and the groups that are named.
+SELECT json_agg(json_build_array(s.kind, s.name, v.who, v.at))::text
+FROM perdure.scope AS s
+CROSS JOIN LATERAL (
+    SELECT x.who, x.at FROM perdure.revision AS x
+    WHERE x.kind = s.kind AND x.name = s.name AND x.paused AND NOT x.was_paused
+    ORDER BY x.number DESC LIMIT 1
+) AS v
+WHERE s.paused AND (s.kind <> 'group' OR s.name = ANY ($1::text[]));
+
+-- name: budgets
+-- The limits and rates that claims have to keep to: all but those of groups, and those of the groups that are named, as
+-- JSON. Uses scope_budget.
+SELECT json_agg(json_build_array(kind, name, running, rate_count, rate_period, rate_burst, debt, debt_at))::text
+FROM perdure.scope
+WHERE budget AND (kind <> 'group' OR name = ANY ($1::text[]));
+
+-- name: running
+-- How many runs of each queue and workflow are running, as JSON. Walks live_owned, and nothing but it.
+SELECT json_agg(json_build_array(a.queue, a.workflow, n.runs))::text
+FROM (SELECT lane, count(*) AS runs FROM perdure.live WHERE state = 'running' GROUP BY lane) AS n
+JOIN perdure.lane AS a ON a.id = n.lane;
+
+-- name: queues
+-- One row for each queue and what is in it, as JSON: what is live, and what has ended since $1. Walks live_ready,
+-- live_owned, live_away, live_line, live_holder and live_seat, and what of ended_prunable has ended since.
+WITH found (lane, what, runs, oldest) AS (
+    SELECT lane, 'ready', count(*), min(place) FROM perdure.live WHERE state = 'queued' AND held IS NULL GROUP BY lane
+    UNION ALL
+    SELECT lane, 'running', count(*), NULL FROM perdure.live WHERE state = 'running' GROUP BY lane
+    UNION ALL
+    SELECT lane, CASE WHEN held = 'rate' THEN held ELSE state END, count(*), NULL
+    FROM perdure.live WHERE state IN ('scheduled', 'waiting') GROUP BY 1, 2
+    UNION ALL
+    SELECT lane, CASE WHEN held = 'paused' OR g.paused THEN 'group paused' ELSE 'group' END, count(*), NULL
+    FROM perdure.live AS l JOIN perdure.grp AS g ON g.id = l.grp
+    WHERE l.state = 'queued' AND l.held IN ('group', 'paused') AND l.slot IN (1, 2) GROUP BY 1, 2
+    UNION ALL
+    SELECT lane, 'session', count(*), NULL FROM perdure.live WHERE seat = 2 GROUP BY lane
+    UNION ALL
+    SELECT e.lane, 'ended', e.runs, NULL
+    FROM (
+        SELECT a.id AS lane, count(*) AS runs
+        FROM perdure.lane AS a
+        CROSS JOIN (VALUES ('succeeded'), ('failed'), ('cancelled')) AS s (state)
+        CROSS JOIN LATERAL (
+            WITH RECURSIVE back (finish, finished_at) AS (
+                (
+                    SELECT x.finish, x.finished_at FROM perdure.ended AS x
+                    WHERE x.lane = a.id AND x.state = s.state AND x.kept IS NULL ORDER BY x.finish DESC LIMIT 1
+                )
+                UNION ALL
+                SELECT y.finish, y.finished_at FROM back AS b
+                CROSS JOIN LATERAL (
+                    SELECT x.finish, x.finished_at FROM perdure.ended AS x
+                    WHERE x.lane = a.id AND x.state = s.state AND x.kept IS NULL AND x.finish < b.finish
+                    ORDER BY x.finish DESC LIMIT 1
+                ) AS y
+                WHERE b.finished_at > $1
+            )
+            SELECT 1 FROM back WHERE finished_at > $1
+        ) AS ended_since
+        GROUP BY a.id
+    ) AS e
+)
+SELECT json_agg(json_build_array(queue, what, runs, oldest))::text
+FROM (
+    SELECT
+        a.queue, f.what, sum(f.runs)::bigint AS runs,
+        (SELECT r.created_at FROM perdure.run AS r WHERE r.seq >= min(f.oldest) ORDER BY r.seq LIMIT 1) AS oldest
+    FROM perdure.lane AS a LEFT JOIN found AS f ON f.lane = a.id
+    GROUP BY a.queue, f.what
+) AS listed;
+
+-- name: listen
+-- Notes that a process wants to be told of a topic for some time. Uses the primary key.
+INSERT INTO perdure.listener (id, topic, until) VALUES ($1, $2, perdure.clock_ms() + $3)
+ON CONFLICT (topic, id) DO UPDATE SET until = excluded.until;
+
+-- name: unlisten
+-- Notes that it does not any more, and forgets those that are gone. Walks the listeners, which are few.
+DELETE FROM perdure.listener WHERE (topic = $2 AND id = $1) OR until < perdure.clock_ms();

@@ -1,0 +1,193 @@
+"""The store on PostgreSQL: the verbs of the contract, each a call of one function or statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from perdure.model import (
+    Arrived,
+    BatchRecord,
+    Checkpoint,
+    Count,
+    Ended,
+    FailureCause,
+    LimitRecord,
+    Limits,
+    Millis,
+    QueueReport,
+    Retention,
+    Revision,
+    RunQuery,
+    RunRecord,
+    Schedule,
+    ScheduleRecord,
+    Scope,
+    Signal,
+    Start,
+    Started,
+    State,
+    WorkerRecord,
+)
+from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Subscription, Topic
+from perdure.stores.postgres import limits as limiting
+from perdure.stores.postgres import lists, migrate, queues, reads, retention, starts
+from perdure.stores.postgres import worker as workers
+from perdure.stores.postgres.exchange import Desk
+from perdure.stores.postgres.pool import Connections
+from perdure.stores.postgres.session import Session, encode, parse
+from perdure.stores.postgres.url import Location
+
+_Schedules = msgspec.json.Decoder(list[ScheduleRecord])
+
+
+class PostgresStore:
+    """A store in one schema of a database on PostgreSQL 14 or newer. It is safe to use from several event loops."""
+
+    def __init__(self, location: Location, *, now: Callable[[], Millis] | None = None) -> None:
+        self._location = location
+        self._connections = Connections(location)
+        self._db = Session(self._connections, location.schema, now)
+        self._desk = Desk(self._db)
+
+    # --- lifecycle
+
+    async def open(self) -> None:
+        """Connects, and refuses a schema that is missing, too old or too new."""
+        await migrate.verify(self._location)
+        await self._connections.way()
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    async def migrate(self) -> list[str]:
+        return await migrate.migrate(self._location)
+
+    async def check(self) -> list[Finding]:
+        return []
+
+    async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
+        raise NotImplementedError
+
+    async def now(self) -> Millis:
+        return self._db.clock() or int(await self._db.get("now"))
+
+    # --- clients
+
+    async def enqueue(self, starts_: Sequence[Start]) -> list[Started]:
+        return await starts.enqueue(self._db, starts_)
+
+    async def signal(self, signal: Signal) -> None:
+        await self._db.get("deliver", self._db.clock(), signal.id, signal.run_id, signal.name, signal.body)
+
+    async def cancel(self, run_id: str, reason: str, *, children: bool = True) -> State:
+        return State(await self._db.get("cancel", self._db.clock(), run_id, reason, children))
+
+    async def retry(self, run_id: str, *, from_key: str | None = None) -> None:
+        await self._db.get("retry", self._db.clock(), run_id, from_key)
+
+    async def load(self, run_id: str) -> RunRecord | None:
+        return await reads.load_run(self._db, run_id)
+
+    async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
+        return await reads.ended(self._db, run_ids)
+
+    async def history(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Checkpoint]:
+        return await reads.history(self._db, run_id, after, limit)
+
+    async def find(self, run_id: str, key: str) -> Checkpoint | None:
+        return await reads.find(self._db, run_id, key)
+
+    async def signals(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Arrived]:
+        return await reads.signals(self._db, run_id, after, limit)
+
+    async def runs(self, query: RunQuery) -> list[RunRecord]:
+        return await reads.list_runs(self._db, query)
+
+    async def ahead(self, run_id: str) -> int:
+        return await reads.ahead(self._db, run_id)
+
+    async def delete(self, run_id: str, *, force: bool = False) -> int:
+        return int(await self._db.get("remove", self._db.clock(), run_id, force))
+
+    async def retry_many(self, query: RunQuery, *, dry_run: bool = False) -> list[str]:
+        found = await lists.retryable(self._db, query)
+        return list(await self._db.get("retry_many", self._db.clock(), found, dry_run))
+
+    async def failures(self, query: RunQuery) -> list[FailureCause]:
+        return await lists.causes(self._db, query)
+
+    async def label(self, run_id: str, labels: dict[str, str]) -> None:
+        await self._db.get("set_labels", run_id, encode(labels))
+
+    async def open_batch(self, batch: str, starts_: Sequence[Start], callback: Start | None) -> list[Started]:
+        return await starts.open_batch(self._db, batch, starts_, callback)
+
+    async def batch(self, batch: str) -> BatchRecord | None:
+        return await reads.batch(self._db, batch)
+
+    async def counts(self) -> list[Count]:
+        return await reads.counts(self._db)
+
+    async def workers(self) -> list[WorkerRecord]:
+        return await reads.workers(self._db)
+
+    # --- limits and pauses
+
+    async def set_limits(self, scope: Scope, limits: Limits, who: str, *, declared: bool = False) -> LimitRecord:
+        return await limiting.set_limits(self._db, scope, limits, who, declared=declared)
+
+    async def pause(self, scope: Scope, who: str, *, paused: bool = True) -> LimitRecord:
+        return await limiting.pause(self._db, scope, who, paused=paused)
+
+    async def limits(self) -> list[LimitRecord]:
+        return await limiting.limits(self._db)
+
+    async def revisions(self, scope: Scope | None = None, *, limit: int = 50) -> list[Revision]:
+        return await limiting.revisions(self._db, scope, limit)
+
+    async def queues(self) -> list[QueueReport]:
+        return await queues.report(self._db)
+
+    # --- schedules and retention
+
+    async def put_schedule(self, schedule: Schedule, next_slot: Millis | None, *, declared: bool) -> ScheduleRecord:
+        timing = encode([schedule.cron, schedule.tz, schedule.every, schedule.at])
+        text = await self._db.get("put_schedule", schedule.name, encode(schedule), timing, declared, next_slot)
+        return parse(_Schedules, text)[0]
+
+    async def schedules(self) -> list[ScheduleRecord]:
+        return parse(_Schedules, await self._db.get("schedules", None))
+
+    async def pause_schedule(
+        self, name: str, *, paused: bool = True, next_slot: Millis | None = None
+    ) -> ScheduleRecord:
+        return parse(_Schedules, await self._db.get("pause_schedule", name, paused, next_slot))[0]
+
+    async def remove_schedule(self, name: str) -> None:
+        await self._db.get("remove_schedule", name)
+
+    async def prune(self, policies: Sequence[Retention], *, limit: int) -> int:
+        return await retention.prune(self._db, policies, limit)
+
+    # --- workers
+
+    async def register(self, worker: Registration) -> int:
+        return await workers.register(self._db, worker)
+
+    def keeper(self, worker: int, lease: Millis) -> Keeper:
+        raise NotImplementedError
+
+    async def exchange(self, exchange: Exchange) -> Exchanged:
+        return await self._desk.exchange(exchange)
+
+    async def reclaim(self) -> int:
+        return await workers.take_back(self._db, None)
+
+    async def bury(self, name: str) -> int:
+        return await workers.take_back(self._db, name)
+
+    async def retire(self, worker: int) -> None:
+        await self._db.get("retire", self._db.clock(), worker)
+        self._desk.forget(worker)

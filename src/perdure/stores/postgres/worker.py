@@ -1,0 +1,62 @@
+"""Incarnations: how they begin, and what becomes of the runs of one that died."""
+
+from __future__ import annotations
+
+import msgspec
+
+from perdure.blame import Suspect, judge
+from perdure.model import POISONED, State, poisoned
+from perdure.stores.base import Registration
+from perdure.stores.postgres.session import Session, parse
+
+_Suspects = msgspec.json.Decoder(list[Suspect])
+
+
+async def register(db: Session, worker: Registration) -> int:
+    """Begins an incarnation and returns its id."""
+    versions = [part for workflow, known in worker.versions.items() for version in known for part in (workflow, version)]
+    return int(
+        await db.get(
+            "register",
+            db.clock(),
+            worker.name,
+            worker.host,
+            worker.pid,
+            worker.queues,
+            worker.workflows,
+            versions,
+            worker.sessions,
+            worker.session_idle,
+            worker.concurrency,
+            worker.lease,
+        )
+    )
+
+
+async def take_back(db: Session, name: str | None) -> int:
+    """Takes back the runs of the incarnations of a name, or of all whose lease has ended; returns how many.
+
+    They are judged between two calls: the second one takes back what is as it was in the first.
+    """
+    workers, runs = await db.call("suspects", db.clock(), name)
+    if not workers:
+        return 0
+    suspects = parse(_Suspects, runs)
+    now = db.clock() or int(await db.get("now"))
+    verdicts = judge(suspects, now)
+    tokens = {suspect.ref: suspect.token for suspect in suspects}
+    return int(
+        await db.get(
+            "take_back",
+            db.clock(),
+            name is not None,
+            workers,
+            [verdict.ref for verdict in verdicts],
+            [tokens[verdict.ref] for verdict in verdicts],
+            [verdict.state for verdict in verdicts],
+            [verdict.crashes for verdict in verdicts],
+            [verdict.wake_at for verdict in verdicts],
+            [poisoned(verdict.crashes) if verdict.state is State.FAILED else None for verdict in verdicts],
+            POISONED,
+        )
+    )
