@@ -12,6 +12,7 @@ import pytest
 from conformance.kit import ManualClock, Worker, worker
 from perdure.stores import open_store
 from perdure.stores.base import Store
+from servers.postgres import migrated_postgres
 
 MakeStore: TypeAlias = Callable[[], Awaitable[Store]]
 
@@ -25,9 +26,14 @@ class Backend:
     """Whether a database can be opened twice."""
 
 
+def _postgres(path: Path, clock: ManualClock) -> Store:
+    return open_store(migrated_postgres(str(path)), now=clock.now)
+
+
 STORES = {
     "sqlite": Backend(lambda path, clock: open_store(f"sqlite:///{path}/perdure.db", now=clock.now)),
     "sqlite-memory": Backend(lambda _, clock: open_store("sqlite:///:memory:", now=clock.now), shared=False),
+    "postgres": Backend(_postgres),
 }
 
 

@@ -288,3 +288,21 @@ def unprivileged() -> User:
 
     nobody = pwd.getpwnam("nobody")
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+@functools.cache
+def _template() -> str:
+    """The name of a database with the schema of the store."""
+    from perdure.stores.postgres import parse_url
+    from perdure.stores.postgres.migrate import script
+    from perdure.stores.postgres.sql import migrations
+
+    url = postgres().database()
+    postgres().run(script(parse_url(url), migrations()), url=url)
+    return urlsplit(url).path[1:]
+
+
+@functools.cache
+def migrated_postgres(of: str) -> str:
+    """The URL of a database with the schema of the store; the same one for the same `of`."""
+    return postgres().database(_template())

@@ -10,8 +10,8 @@ from perdure.errors import StoreUrlError
 from perdure.model import Millis
 from perdure.stores.base import Store
 
-_SCHEMES = ("sqlite",)
-_PLANNED = ("postgresql", "postgres", "redis", "rediss", "valkey", "valkeys")
+_SCHEMES = ("sqlite", "postgresql")
+_PLANNED = ("redis", "rediss", "valkey", "valkeys")
 
 
 def open_store(url: str, *, now: Callable[[], Millis] | None = None) -> Store:
@@ -24,8 +24,12 @@ def open_store(url: str, *, now: Callable[[], Millis] | None = None) -> Store:
         from perdure.stores.sqlite import SqliteStore, parse_url
 
         return SqliteStore(parse_url(url), now=now)
+    if separator and scheme in ("postgresql", "postgres"):
+        from perdure.stores.postgres import PostgresStore, parse_url
+
+        return PostgresStore(parse_url(url), now=now)
     if separator and scheme in _PLANNED:
-        raise StoreUrlError(f"this version speaks sqlite only, not {scheme} yet; write 'sqlite:///name.db'")
+        raise StoreUrlError(f"this version speaks sqlite and postgresql, not {scheme} yet")
     if not separator:
         raise StoreUrlError(f"{url!r} is not a store URL; write 'sqlite:///name.db'")
     close = difflib.get_close_matches(scheme, _SCHEMES, n=1)

@@ -62,7 +62,6 @@ _SAID_FOR_NOW = {
     "53300": "has no connection left: raise max_connections, use PgBouncer, or lower ?pool=",
     "53": "is out of resources",
     "55P03": "has a lock that somebody holds for long: find the transaction in pg_stat_activity",
-    "55": "can't do that just now; try again",
     "57014": "took longer for a call than statement_timeout, or somebody cancelled it",
     "57": "is shutting down, starting up, or ended the connection",
     "58": "can't read or write its files: look at its disk and log",

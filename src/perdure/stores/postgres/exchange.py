@@ -48,12 +48,12 @@ class Particulars(Struct):
     deadline: Millis | None = None
     parent: str | None = None
     cancelling: Cancelling | None = None
-    group: str = ""
-    session: str = ""
-    labels: dict[str, str] = {}
-    checkpoints: list[Checkpoint] = []
-    signals: list[Arrived] = []
-    ended: list[Ended] = []
+    group: str | None = None
+    session: str | None = None
+    labels: dict[str, str] | None = None
+    checkpoints: list[Checkpoint] | None = None
+    signals: list[Arrived] | None = None
+    ended: list[Ended] | None = None
 
 
 _Particulars = msgspec.json.Decoder(Particulars)
@@ -127,6 +127,7 @@ class Desk:
         ):  # fmt: skip
             queue, workflow, version = names[lane]
             more = _NOTHING if rest is None else _Particulars.decode(rest)
+            checkpoints, signals = more.checkpoints or [], more.signals or []
             claims.append(
                 Claim(
                     ref=ref,
@@ -142,15 +143,15 @@ class Desk:
                     deadline=more.deadline,
                     parent=more.parent,
                     cancelling=more.cancelling,
-                    checkpoints=more.checkpoints[:PAGE],
-                    signals=more.signals[:PAGE],
-                    ended=list(more.ended),
-                    more_checkpoints=len(more.checkpoints) > PAGE,
-                    more_signals=len(more.signals) > PAGE,
-                    group=more.group,
-                    session=more.session,
+                    checkpoints=checkpoints[:PAGE],
+                    signals=signals[:PAGE],
+                    ended=more.ended or [],
+                    more_checkpoints=len(checkpoints) > PAGE,
+                    more_signals=len(signals) > PAGE,
+                    group=more.group or "",
+                    session=more.session or "",
                     version=version,
-                    labels=dict(more.labels),
+                    labels=more.labels or {},
                 )
             )
         return claims

@@ -85,8 +85,10 @@ END $$;
 
 -- Gives the slots of groups to the first ones of their runs that have not begun, or keep no slot while they wait. What
 -- has begun and keeps its slot has it, and goes on when it wakes, unless as many as the limit allows are running. Uses
--- live_holder and live_line, of the line no more than is let through.
-CREATE FUNCTION admit(_now bigint, _groups integer[]) RETURNS void LANGUAGE plpgsql AS $$
+-- live_holder and live_line, of the line no more than is let through. Of the runs that join just now those that need not
+-- wait in the line are in the order of their lanes where they were made; what comes from the line goes behind all others:
+-- so groups take turns.
+CREATE FUNCTION admit(_now bigint, _groups integer[], _joined bigint[] DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _group record;
     _id integer;
@@ -134,7 +136,9 @@ BEGIN
                 wake_at = NULL,
                 held = CASE WHEN NOT r.has THEN 'group' WHEN l.session IS NOT NULL THEN 'session' END,
                 seat = CASE WHEN l.session IS NULL THEN NULL WHEN r.has THEN 2 ELSE 0 END,
-                place = coalesce(l.place, CASE WHEN r.has THEN nextval('place') END)
+                place = coalesce(
+                    l.place, CASE WHEN NOT r.has THEN NULL WHEN l.seq = ANY (_joined) THEN l.seq ELSE nextval('place') END
+                )
             FROM (SELECT * FROM ranked ORDER BY priority, seq) AS r
             WHERE l.seq = r.seq AND r.has <> (r.slot = 1)
             RETURNING l.session
@@ -220,7 +224,7 @@ BEGIN
     INTO _queued, _groups, _sessions
     FROM moved;
     IF _groups IS NOT NULL THEN
-        PERFORM admit(_now, _groups);
+        PERFORM admit(_now, _groups, _locked);
     END IF;
     IF _sessions IS NOT NULL THEN
         PERFORM reseat(_now, _sessions);

@@ -123,7 +123,7 @@ BEGIN
         INSERT INTO recheck (session) SELECT DISTINCT e FROM unnest(_sessions) AS e WHERE e IS NOT NULL;
     ELSE
         IF _groups IS NOT NULL THEN
-            PERFORM admit(_now, _groups);
+            PERFORM admit(_now, _groups, _made);
         END IF;
         IF _sessions IS NOT NULL THEN
             PERFORM reseat(_now, _sessions);
@@ -140,7 +140,8 @@ CREATE FUNCTION compare(
     SELECT
         array_agg(e.made IS NULL ORDER BY e.place),
         array_agg(
-            e.made IS NOT NULL OR (l.workflow = e.workflow AND coalesce(r.first, r.input) = e.input) ORDER BY e.place
+            e.made IS NOT NULL OR coalesce(l.workflow = e.workflow AND coalesce(r.first, r.input) = e.input, true)
+            ORDER BY e.place
         )
     FROM unnest(_ids, _workflows, _inputs, _made) WITH ORDINALITY AS e (id, workflow, input, made, place)
     LEFT JOIN run AS r ON r.id = e.id AND e.made IS NULL
@@ -359,7 +360,9 @@ DECLARE
     _place bigint;
     _kind text;
     _period bigint;
-    _holder record;
+    _holder bigint;
+    _holder_id text;
+    _begun boolean;
     _due bigint;
     _one record;
 BEGIN
@@ -378,25 +381,25 @@ BEGIN
         _holder := NULL;
         -- A start of an id that exists is that run, and nothing else about it matters.
         IF _start ? 'unique' AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = _start ->> 'id') THEN
-            SELECT h.* INTO _holder
+            SELECT h.seq, h.id, h.begun INTO _holder, _holder_id, _begun
             FROM holder_of(
                 _start ->> 'workflow', _start #>> '{unique,key}', CASE WHEN _kind = 'throttle' THEN _now - _period END
             ) AS h;
         END IF;
-        IF _holder.seq IS NULL THEN
+        IF _holder IS NULL THEN
             SELECT m.* INTO _one
             FROM make_all(_now, jsonb_build_array(_start), _makers[_place:_place], _behind, _later) AS m;
             ids := ids || _one.ids;
             existed := existed || _one.existed;
             same := same || _one.same;
         ELSE
-            ids := ids || _holder.id;
+            ids := ids || _holder_id;
             existed := existed || true;
             same := same || true;
-            IF _kind IN ('replace', 'debounce') AND NOT _holder.begun THEN
+            IF _kind IN ('replace', 'debounce') AND NOT _begun THEN
                 _due := coalesce((_start ->> 'at')::bigint, _now + coalesce((_start ->> 'delay')::bigint, 0));
                 PERFORM replace_start(
-                    _now, _holder.seq, _start ->> 'input', CASE WHEN _due > _now THEN _due END,
+                    _now, _holder, _start ->> 'input', CASE WHEN _due > _now THEN _due END,
                     greatest(_due, _now) + (_start ->> 'timeout')::bigint
                 );
             END IF;

@@ -319,14 +319,20 @@ BEGIN
                 END IF;
             END LOOP;
         END LOOP;
-        EXIT WHEN claimed >= _slots OR more OR NOT _progress;
+        IF cardinality(_touched) > 0 THEN
+            -- Seats go on to others, and those of new sessions are the worker's.
+            PERFORM reseat(_now, _touched);
+            _touched := '{}';
+            more := more OR EXISTS (
+                SELECT 1 FROM unnest(_lanes) AS a (lane)
+                JOIN live AS l ON l.lane = a.lane AND l.owner = _worker AND l.state = 'queued' AND l.held IS NULL
+            );
+        END IF;
+        EXIT WHEN claimed >= _slots OR NOT _progress;
     END LOOP;
     UPDATE scope AS s SET debt = b.debt, debt_at = b.at
     FROM unnest(_budgets.kinds, _budgets.names, _debts, _debts_at) AS b (kind, name, debt, at)
     WHERE s.kind = b.kind AND s.name = b.name AND (s.debt, s.debt_at) IS DISTINCT FROM (b.debt, b.at);
-    IF cardinality(_touched) > 0 THEN
-        PERFORM reseat(_now, _touched);
-    END IF;
     IF _lacks_room THEN
         -- One that owns as many sessions as it may looks again when it gives one up.
         SELECT s.idle_until INTO _keeps_until FROM session AS s
@@ -341,10 +347,9 @@ CREATE FUNCTION refused(_refs bigint[], _tokens bigint[], _settling bigint[]) RE
     FROM unnest(_refs, _tokens) AS e (ref, token)
     LEFT JOIN live AS l ON l.seq = e.ref
     LEFT JOIN ended AS d ON d.seq = e.ref
-    WHERE NOT (
-        (l.seq IS NOT NULL AND l.state = 'running' AND l.token = e.token)
-        OR (coalesce(l.settled, d.settled) = e.token AND e.token = ANY (_settling))
-    )
+    WHERE e.token IS NOT NULL
+        AND (l.state = 'running' AND l.token = e.token) IS NOT TRUE
+        AND (coalesce(l.settled, d.settled) = e.token AND e.token = ANY (_settling)) IS NOT TRUE
 $$;
 
 -- Settles that do not end their runs. A run that is being cancelled is released instead. Returns whether runs became
@@ -490,7 +495,7 @@ $$;
 -- What few runs have, as JSON, of a run that was claimed: NULL where there is nothing. Checkpoints and signals are one
 -- more than a page where there are more.
 CREATE FUNCTION particulars(_live live) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT json_strip_nulls(json_build_object(
+    SELECT json_build_object(
         'crashes', _live.crashes,
         'cut_off', _live.cut_off,
         'deadline', _live.deadline,
@@ -527,7 +532,7 @@ CREATE FUNCTION particulars(_live live) RETURNS text LANGUAGE sql STABLE AS $$
                 WHERE w.run = r.seq AND w.what = 'run'
             )
         END
-    ))::text
+    )::text
     FROM run AS r WHERE r.seq = _live.seq
 $$;
 
@@ -621,7 +626,7 @@ BEGIN
             -- Children whose parents are owned still; one whose id is another run's has its checkpoint dropped.
             SELECT
                 jsonb_agg(e.start ORDER BY e.number) AS starts, array_agg(_save_refs[e.place] ORDER BY e.number) AS makers,
-                array_agg(e.place ORDER BY e.number) AS places
+                array_agg(_save_tokens[e.place] ORDER BY e.number) AS tokens, array_agg(e.place ORDER BY e.number) AS places
             INTO _kept
             FROM (
                 SELECT s.start, p.place, s.number
@@ -636,15 +641,17 @@ BEGIN
                 FOR i IN 1..cardinality(_started.ids) LOOP
                     IF NOT _started.same[i] THEN
                         _save_refs[_kept.places[i]] := NULL;
+                        _save_tokens[_kept.places[i]] := NULL;
                     ELSIF _started.ids[i] <> _kept.starts -> (i - 1) ->> 'id' THEN
                         _save_bodies[_kept.places[i]] := to_json(_started.ids[i])::text;
                     END IF;
                 END LOOP;
                 SELECT json_agg(json_build_object(
-                    'token', _save_tokens[e.place], 'key', _save_keys[e.place], 'id', e.id, 'same', e.same
+                    'token', e.token, 'key', _save_keys[e.place], 'id', e.id, 'same', e.same
                 ))::text
                 INTO existed
-                FROM unnest(_kept.places, _started.ids, _started.existed, _started.same) AS e (place, id, existed, same)
+                FROM unnest(_kept.places, _kept.tokens, _started.ids, _started.existed, _started.same)
+                    AS e (place, token, id, existed, same)
                 WHERE e.existed;
             END IF;
         END IF;
@@ -755,6 +762,15 @@ BEGIN
 
     IF _fires IS NOT NULL THEN
         _ready := fire_all(now, _fires) OR _ready;
+    END IF;
+
+    IF _save_starts IS NOT NULL OR _fires IS NOT NULL THEN
+        -- They may have made lanes.
+        SELECT t.last_value INTO topology FROM topology AS t;
+        _lanes := served(_worker);
+        SELECT json_agg(json_build_array(l.id, l.queue, l.workflow, l.version))::text INTO lanes
+        FROM lane AS l WHERE l.id = ANY (_lanes);
+        _open := unpaused(_lanes);
     END IF;
 
     IF NOT _silent THEN
