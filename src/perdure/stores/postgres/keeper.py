@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from perdure.model import Millis
 from perdure.stores.postgres.connect import Connection, Way, connect
@@ -18,10 +19,13 @@ _SHORTEST, _LONGEST = 1.0, 10.0
 class LeaseKeeper:
     """Renews on a connection that it opens at the first renewal and again after an error."""
 
-    def __init__(self, location: Location, worker: int, lease: Millis) -> None:
+    def __init__(
+        self, location: Location, worker: int, lease: Millis, now: Callable[[], Millis | None] = lambda: None
+    ) -> None:
         self._location = location
         self._worker = worker
         self._lease = lease
+        self._now = now
         self._patience = min(max(_SHORTEST, lease / 4000), _LONGEST)
         self._statement = load("keeper", location.schema)["renew"]
         self._connection: Connection | None = None
@@ -43,7 +47,7 @@ class LeaseKeeper:
                 if self._connection is None:
                     # Nothing is gained by preparing a call that comes every few seconds; this way suits any pooler.
                     self._connection = await connect(self._location, Way.POOLED_PLAIN)
-                return bool(await self._connection.fetchval(self._statement, self._worker, self._lease))
+                return bool(await self._connection.fetchval(self._statement, self._now(), self._worker, self._lease))
         except BaseException as error:
             await self._close()
             if isinstance(error, DRIVER_ERRORS):

@@ -30,13 +30,15 @@ from perdure.model import (
     State,
     WorkerRecord,
 )
-from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Subscription, Topic
+from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Severity, Subscription, Topic
 from perdure.stores.postgres import limits as limiting
-from perdure.stores.postgres import lists, migrate, queues, reads, retention, starts
+from perdure.stores.postgres import listen, lists, migrate, queues, reads, retention, starts
 from perdure.stores.postgres import worker as workers
 from perdure.stores.postgres.exchange import Desk
+from perdure.stores.postgres.keeper import LeaseKeeper
 from perdure.stores.postgres.pool import Connections
 from perdure.stores.postgres.session import Session, encode, parse
+from perdure.stores.postgres.told import ToldSubscription
 from perdure.stores.postgres.url import Location
 
 _Schedules = msgspec.json.Decoder(list[ScheduleRecord])
@@ -64,11 +66,22 @@ class PostgresStore:
     async def migrate(self) -> list[str]:
         return await migrate.migrate(self._location)
 
+    async def pending(self) -> list[str]:
+        return [migration.name for migration in await migrate.pending(self._location)]
+
+    async def script(self) -> str:
+        return migrate.script(self._location, await migrate.pending(self._location))
+
     async def check(self) -> list[Finding]:
-        return []
+        return [Finding(Severity.OK, "PostgreSQL")]
 
     async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
-        raise NotImplementedError
+        subscription = await listen.subscribe(self._location, topic, wake)
+        if topic is Topic.WORK:
+            return subscription
+        told = ToldSubscription(self._db, topic, subscription)
+        await told.begin()
+        return told
 
     async def now(self) -> Millis:
         return self._db.clock() or int(await self._db.get("now"))
@@ -177,7 +190,7 @@ class PostgresStore:
         return await workers.register(self._db, worker)
 
     def keeper(self, worker: int, lease: Millis) -> Keeper:
-        raise NotImplementedError
+        return LeaseKeeper(self._location, worker, lease, self._db.clock)
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
         return await self._desk.exchange(exchange)

@@ -14,10 +14,11 @@ CREATE FUNCTION shard() RETURNS smallint LANGUAGE sql STABLE AS $$ SELECT (pg_ba
 CREATE FUNCTION channel() RETURNS text LANGUAGE sql STABLE AS
 $$ SELECT 'perdure_' || substr(md5(current_schema()), 1, 16) $$;
 
--- Tells workers that something may be there for them, if one has room for it. Reads live_owned.
-CREATE FUNCTION tell_work() RETURNS void LANGUAGE plpgsql AS $$
+-- Tells workers that something may be there for them, if one has room for it, or if it is for what they run already.
+-- Reads live_owned.
+CREATE FUNCTION tell_work(_for_running boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF EXISTS (
+    IF _for_running OR NOT EXISTS (SELECT 1 FROM worker) OR EXISTS (
         SELECT 1 FROM worker AS w
         WHERE w.concurrency > (SELECT count(*) FROM live AS l WHERE l.worker = w.id AND l.state = 'running')
     ) THEN
@@ -28,7 +29,7 @@ END $$;
 -- Tells those who wait for ends, or follow progress, if there are any. Walks the listeners of the topic.
 CREATE FUNCTION tell(_topic text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF EXISTS (SELECT 1 FROM listener AS l WHERE l.topic = _topic) THEN
+    IF EXISTS (SELECT 1 FROM listener AS l WHERE l.topic = _topic AND l.until > clock_ms()) THEN
         PERFORM pg_notify(channel(), left(_topic, 1));
     END IF;
 END $$;

@@ -93,7 +93,7 @@ BEGIN
     IF _gone.runs > 0 THEN
         PERFORM follow(_now, _gone.seqs, _gone.ties, _gone.groups, _gone.sessions);
         PERFORM tell('ended');
-        PERFORM tell_work();
+        PERFORM tell_work(_gone.ties & 1 <> 0);
     END IF;
     RETURN _gone.runs;
 END $$;
@@ -127,7 +127,7 @@ BEGIN
         'cancelled', ARRAY[to_json(_reason)::text], NULL
     );
     IF _asked > 0 THEN
-        PERFORM tell_work();
+        PERFORM tell_work(true);
     END IF;
 END $$;
 
@@ -149,7 +149,7 @@ BEGIN
     END IF;
     UPDATE live AS l SET cancelling = _reason, overdue = true WHERE l.seq = ANY (_runs) AND l.state = 'running';
     IF FOUND THEN
-        PERFORM tell_work();
+        PERFORM tell_work(true);
     END IF;
     PERFORM finish(
         _now, ARRAY(SELECT l.seq FROM live AS l WHERE l.seq = ANY (_runs) AND l.state <> 'running' ORDER BY l.seq),

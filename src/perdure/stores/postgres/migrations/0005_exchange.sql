@@ -737,8 +737,10 @@ BEGIN
         FROM removed AS r;
         _odd := _odd OR _kept.runs < cardinality(_end_refs);
         IF _kept.runs > 0 THEN
-            _ready := follow(now, _kept.seqs, _kept.ties, _kept.groups, _kept.sessions) OR _ready
-                OR _limited OR _kept.ties & 1 <> 0;
+            _ready := follow(now, _kept.seqs, _kept.ties, _kept.groups, _kept.sessions) OR _ready OR _limited;
+            IF _kept.ties & 1 <> 0 THEN
+                PERFORM tell_work(true);  -- A parent may be running, and watch for this.
+            END IF;
             PERFORM tell('ended');
         END IF;
     END IF;

@@ -43,7 +43,7 @@ BEGIN
         _woken := queue_up(_now, ARRAY[_run]);
     END IF;
     IF _woken > 0 OR _state = 'running' THEN
-        PERFORM tell_work();
+        PERFORM tell_work(_state = 'running');
     END IF;
 END $$;
 

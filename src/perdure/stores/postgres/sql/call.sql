@@ -63,9 +63,6 @@ SELECT perdure.take_back($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
 -- name: retire
 SELECT perdure.retire($1, $2);
 
--- name: renew
-SELECT perdure.renew($1, $2, $3);
-
 -- name: exchange
 SELECT * FROM perdure.exchange(
     $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25,

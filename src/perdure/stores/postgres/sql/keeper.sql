@@ -2,4 +2,4 @@
 
 -- name: renew
 -- Extends the lease of an incarnation; false when it is gone. Locks its row of `worker`, found by its primary key.
-SELECT perdure.renew($1::bigint, $2::bigint)
+SELECT perdure.renew($1::bigint, $2::bigint, $3::bigint)

@@ -1,0 +1,54 @@
+"""Those who want to be told of ends or of progress say so in the store: without them nobody notifies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+from perdure.errors import StoreError
+from perdure.stores.base import Subscription, Topic
+from perdure.stores.postgres.session import Session
+
+logger = logging.getLogger("perdure.store")
+
+_KEPT = 90_000
+"""Milliseconds for which a word holds; it is renewed three times in between, so that one of a dead process ends."""
+
+
+class ToldSubscription:
+    """A subscription, and the row that says that somebody has it."""
+
+    def __init__(self, db: Session, topic: Topic, inner: Subscription) -> None:
+        self._db = db
+        self._topic = topic
+        self._inner = inner
+        self._id = secrets.token_hex(8)
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        await self._say()
+        self._renewing = asyncio.create_task(self._renew())
+
+    async def close(self) -> None:
+        await self._inner.close()
+        if self._renewing is None:
+            return
+        self._renewing.cancel()
+        self._renewing = None
+        try:
+            await self._db.read("unlisten", self._id, self._topic)
+        except StoreError as error:
+            logger.debug("a word that nobody listens any more was lost: %s", error)
+
+    async def _say(self) -> None:
+        await self._db.read("listen", self._id, self._topic, _KEPT)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(_KEPT / 3000)
+            try:
+                await self._say()
+            except StoreError as error:
+                # Until it is back, those who wait look by themselves.
+                logger.debug("could not say that somebody listens: %s", error)
