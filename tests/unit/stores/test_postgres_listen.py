@@ -195,7 +195,7 @@ def keeper(postgres: Postgres, location: Location) -> Iterator[LeaseKeeper]:
         "UPDATE public.worker SET lease = $2 WHERE id = $1; RETURN FOUND; END $$",
         url=location.url,
     )
-    keeper = LeaseKeeper(location, 7, 3000)
+    keeper = LeaseKeeper(location, 7, 40_000)
     yield keeper
     keeper.close()
 
@@ -204,7 +204,7 @@ def keeper(postgres: Postgres, location: Location) -> Iterator[LeaseKeeper]:
 async def test_a_lease_is_renewed_from_any_thread(keeper: LeaseKeeper, postgres: Postgres, location: Location) -> None:
     assert keeper.renew()  # also from one in which an event loop runs
     assert await asyncio.to_thread(keeper.renew)
-    assert postgres.run("SELECT lease FROM worker", url=location.url) == [(3000,)]
+    assert postgres.run("SELECT lease FROM worker", url=location.url) == [(40_000,)]
     postgres.run("DELETE FROM worker", url=location.url)
     assert not keeper.renew()
     keeper.close()

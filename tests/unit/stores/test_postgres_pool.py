@@ -170,7 +170,7 @@ async def test_a_changed_table_beneath_a_prepared_statement(connections: Connect
     ],
 )
 async def test_errors_have_names(postgres_url: str, statement: str, kind: type[PerdureError] | None, says: str) -> None:
-    connections = Connections(parse_url(f"{postgres_url}?pool=1&statement_timeout=50"))
+    connections = Connections(parse_url(f"{postgres_url}?pool=1&statement_timeout=500"))
     if kind is None:
         await connections.call(statement)
     else:
@@ -252,9 +252,9 @@ async def test_a_server_that_goes_and_comes_back(own: PostgresServer) -> None:
 
 @pytest.mark.anyio
 async def test_a_server_that_says_nothing(own: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.stores.postgres.connect._GRACE", 0.1)
+    monkeypatch.setattr("perdure.stores.postgres.connect._GRACE", 0.5)
     monkeypatch.setattr("perdure.stores.postgres.pool._FAREWELL", 0.1)
-    connections = Connections(parse_url(f"{own.url}?statement_timeout=100&connect_timeout=1"))
+    connections = Connections(parse_url(f"{own.url}?statement_timeout=500&connect_timeout=1"))
     await connections.call("SELECT 1")
     own.freeze()
     with pytest.raises(StoreUnavailable, match="did not answer in time"):
