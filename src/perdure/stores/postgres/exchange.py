@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -85,6 +86,7 @@ class Desk:
             min(exchange.slots, CLAIM_LIMIT),
             lanes,
             topology,
+            exchange.after,
             CLAIM_BYTES,
             _OVERDUE,
             *_saves(exchange.saves),
@@ -154,10 +156,12 @@ class Desk:
                     labels=more.labels or {},
                 )
             )
+        claims.sort(key=_token)
         return claims
 
 
 _NOTHING = Particulars()
+_token = attrgetter("token")
 _NO_SAVES = [None] * 13
 _NO_ENDS = [None] * 5
 _NO_MOVES = [None] * 7

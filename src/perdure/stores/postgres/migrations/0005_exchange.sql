@@ -42,60 +42,131 @@ BEGIN
     );
 END $$;
 
--- Gives the first ready runs of lanes to a worker, in order, as long as they fit into the bytes; `_first` is the token of
--- the first one. Walks at most `_slots` entries of live_ready for each lane and locks no run that it does not take, but
--- for those that are too big; runs that others have in hand are passed over. Returns how many.
+-- The bytes of the checkpoints that a claim of a run brings. Uses checkpoint_position.
+CREATE FUNCTION weight(_run bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(octet_length(c.body)), 0)
+    FROM (SELECT body FROM checkpoint WHERE run = _run ORDER BY position LIMIT 256) AS c
+$$;
+
+-- What few runs have, as JSON, of a run that was claimed: NULL where there is nothing. Checkpoints and signals are one
+-- more than a page where there are more.
+CREATE FUNCTION particulars(_live live) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT json_build_object(
+        'crashes', _live.crashes,
+        'cut_off', _live.cut_off,
+        'deadline', _live.deadline,
+        'parent', r.parent,
+        'cancelling', CASE
+            WHEN _live.cancelling IS NOT NULL
+            THEN json_build_object('reason', _live.cancelling, 'deadline', _live.overdue)
+        END,
+        'group', (SELECT g.key FROM grp AS g WHERE g.id = _live.grp),
+        'session', (SELECT s.key FROM session AS s WHERE s.id = _live.session),
+        'labels', CASE
+            WHEN _live.ties & 8 <> 0 THEN (SELECT json_object_agg(b.key, b.value) FROM label AS b WHERE b.run = r.seq)
+        END,
+        'checkpoints', (
+            SELECT json_agg(json_build_object(
+                'key', c.key, 'kind', c.kind, 'outcome', c.outcome, 'body', c.body, 'attempts', c.attempts,
+                'digest', c.digest, 'at', c.at, 'started_at', c.started_at, 'saved_at', c.saved_at, 'position', c.position
+            ))
+            FROM (SELECT * FROM checkpoint AS k WHERE k.run = r.seq ORDER BY k.position LIMIT 257) AS c
+        ),
+        'signals', CASE
+            WHEN _live.ties & 16 <> 0 THEN (
+                SELECT json_agg(json_build_object('position', m.position, 'name', m.name, 'body', m.body))
+                FROM (
+                    SELECT * FROM signal AS s
+                    WHERE s.run = r.seq AND s.body IS NOT NULL ORDER BY s.position LIMIT 257
+                ) AS m
+            )
+        END,
+        'ended', CASE
+            WHEN _live.ties & 64 <> 0 THEN (
+                SELECT json_agg(json_build_object('id', t.id, 'state', d.state, 'body', d.body))
+                FROM wait AS w JOIN run AS t ON t.id = w.target JOIN ended AS d ON d.seq = t.seq
+                WHERE w.run = r.seq AND w.what = 'run'
+            )
+        END
+    )::text
+    FROM run AS r WHERE r.seq = _live.seq
+$$;
+
+-- Whether a run that was claimed has any of that.
+CREATE FUNCTION is_particular(_live live) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT _live.ties <> 0 OR _live.settled IS NOT NULL OR _live.attempt > 1 OR _live.cut_off OR _live.crashes > 0
+        OR _live.grp IS NOT NULL OR _live.session IS NOT NULL OR _live.deadline IS NOT NULL
+        OR _live.cancelling IS NOT NULL
+$$;
+
+-- What a worker gets of the runs that it claimed, by parallel arrays in the order of their tokens.
+CREATE TYPE claims AS (
+    tokens bigint[], refs bigint[], ids text[], lanes integer[], inputs text[], attempts integer[], created_ats bigint[],
+    particulars text[]
+);
+
+-- Gives the first ready runs of lanes to a worker, as long as they fit into the bytes; `_first` is the token of the first
+-- one. Queues take turns, beginning behind `_after`. Walks at most `_slots` entries of live_ready for each lane and locks
+-- no run that it does not take, but for those that are too big; runs that others have in hand are passed over.
 CREATE FUNCTION claim(
-    _now bigint, _worker bigint, _lanes integer[], _owners bigint[], _slots integer, _first bigint, _bytes bigint
-) RETURNS integer LANGUAGE plpgsql AS $$
+    _now bigint, _worker bigint, _lanes integer[], _owners bigint[], _slots integer, _after text, _first bigint,
+    _bytes bigint
+) RETURNS claims LANGUAGE plpgsql AS $$
 DECLARE
     _shares integer[];
-    _takes integer[];
-    _from bigint[];
-    _claimed integer;
+    _takes integer[] := _lanes;
+    _from bigint[] := _owners;
+    _queues text[] := ARRAY[''];
+    _claims claims;
     _sessions integer[];
 BEGIN
     -- How many of the first ones lie in each lane: so many are locked there, and no others.
     IF cardinality(_lanes) = 1 AND cardinality(_owners) = 1 THEN
-        _takes := ARRAY[_lanes[1]];
-        _from := _owners;
         _shares := ARRAY[_slots];
     ELSE
-        SELECT array_agg(p.lane), array_agg(p.owner), array_agg(p.share) INTO _takes, _from, _shares
+        SELECT array_agg(p.lane), array_agg(p.owner), array_agg(p.share), array_agg(p.queue)
+        INTO _takes, _from, _shares, _queues
         FROM (
-            SELECT f.lane, f.owner, count(*)::integer AS share
+            SELECT f.lane, f.owner, f.queue, count(*)::integer AS share
             FROM (
-                SELECT a.lane, o.owner, q.priority, q.place
-                FROM unnest(_lanes) AS a (lane)
+                SELECT
+                    a.id AS lane, o.owner, a.queue,
+                    row_number() OVER (PARTITION BY a.queue ORDER BY q.priority, q.place) AS turn
+                FROM lane AS a
                 CROSS JOIN unnest(_owners) AS o (owner)
                 CROSS JOIN LATERAL (
                     SELECT l.priority, l.place FROM live AS l
-                    WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
+                    WHERE l.lane = a.id AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
                     ORDER BY l.priority, l.place LIMIT _slots
                 ) AS q
-                ORDER BY q.priority, q.place LIMIT _slots
+                WHERE a.id = ANY (_lanes)
+                ORDER BY turn, a.queue <= _after, a.queue LIMIT _slots
             ) AS f
-            GROUP BY f.lane, f.owner
+            GROUP BY f.lane, f.owner, f.queue
         ) AS p;
+        IF _takes IS NULL THEN
+            RETURN NULL;
+        END IF;
     END IF;
     WITH taken AS MATERIALIZED (
-        SELECT q.seq, q.priority, q.place, q.started_at
-        FROM unnest(_takes, _from, _shares) AS t (lane, owner, share)
+        SELECT q.seq, q.priority, q.place, q.started_at, t.queue
+        FROM unnest(_takes, _from, _shares, _queues) AS t (lane, owner, share, queue)
         CROSS JOIN LATERAL (
             SELECT l.seq, l.priority, l.place, l.started_at FROM live AS l
             WHERE l.lane = t.lane AND l.owner = t.owner AND l.state = 'queued' AND l.held IS NULL
             ORDER BY l.priority, l.place LIMIT t.share FOR NO KEY UPDATE SKIP LOCKED
         ) AS q
     ),
+    turned AS (
+        SELECT t.*, row_number() OVER (PARTITION BY t.queue ORDER BY t.priority, t.place) AS turn FROM taken AS t
+    ),
     sized AS (
         SELECT
-            t.seq,
-            row_number() OVER places AS number,
-            sum(
-                octet_length(r.input) + CASE WHEN t.started_at IS NULL THEN 0 ELSE weight(t.seq) END
-            ) OVER places AS bytes
-        FROM taken AS t JOIN run AS r ON r.seq = t.seq
-        WINDOW places AS (ORDER BY t.priority, t.place, t.seq ROWS UNBOUNDED PRECEDING)
+            t.seq, r.id, r.input, r.created_at,
+            row_number() OVER turns AS number,
+            sum(octet_length(r.input) + CASE WHEN t.started_at IS NULL THEN 0 ELSE weight(t.seq) END) OVER turns AS bytes
+        FROM turned AS t JOIN run AS r ON r.seq = t.seq
+        WINDOW turns AS (ORDER BY t.turn, t.queue <= _after, t.queue ROWS UNBOUNDED PRECEDING)
     ),
     claimed AS (
         UPDATE live AS l SET
@@ -104,19 +175,32 @@ BEGIN
             seat = CASE WHEN l.session IS NOT NULL THEN 3 END
         FROM sized AS s
         WHERE l.seq = s.seq AND (s.number = 1 OR s.bytes <= _bytes)
-        RETURNING l.session
+        RETURNING
+            l.token, l.seq, l.lane, l.attempt, l.session, s.id, s.input, s.created_at,
+            CASE WHEN is_particular(l) THEN particulars(l) END AS particulars
     )
-    SELECT count(*), array_agg(session) FILTER (WHERE session IS NOT NULL) INTO _claimed, _sessions FROM claimed;
+    SELECT
+        array_agg(c.token), array_agg(c.seq), array_agg(c.id), array_agg(c.lane), array_agg(c.input),
+        array_agg(c.attempt), array_agg(c.created_at), array_agg(c.particulars),
+        array_agg(c.session) FILTER (WHERE c.session IS NOT NULL)
+    INTO
+        _claims.tokens, _claims.refs, _claims.ids, _claims.lanes, _claims.inputs, _claims.attempts, _claims.created_ats,
+        _claims.particulars, _sessions
+    FROM claimed AS c;
     IF _sessions IS NOT NULL THEN
         PERFORM reseat(_now, _sessions);
     END IF;
-    RETURN _claimed;
+    RETURN _claims;
 END $$;
 
--- The bytes of the checkpoints that a claim of a run brings. Uses checkpoint_position.
-CREATE FUNCTION weight(_run bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
-    SELECT coalesce(sum(octet_length(c.body)), 0)
-    FROM (SELECT body FROM checkpoint WHERE run = _run ORDER BY position LIMIT 256) AS c
+-- What a worker owns of a range of tokens. Uses live_owned.
+CREATE FUNCTION claimed(_worker bigint, _first bigint) RETURNS claims LANGUAGE sql STABLE AS $$
+    SELECT
+        array_agg(l.token ORDER BY l.token), array_agg(l.seq ORDER BY l.token), array_agg(r.id ORDER BY l.token),
+        array_agg(l.lane ORDER BY l.token), array_agg(r.input ORDER BY l.token), array_agg(l.attempt ORDER BY l.token),
+        array_agg(r.created_at ORDER BY l.token), array_agg(particulars(l) ORDER BY l.token)
+    FROM live AS l JOIN run AS r ON r.seq = l.seq
+    WHERE l.worker = _worker AND l.state = 'running' AND l.token BETWEEN _first AND _first + 255
 $$;
 
 -- Claims where there are limits, rates or sessions that nobody owns to look at: run by run, in order, each within what
@@ -124,11 +208,15 @@ $$;
 -- budgets, in their order, so that those who claim within them take turns. Tells whether more may begin now, and when the
 -- next may otherwise; with `_slots` 0 nothing else. Uses scope_budget, live_ready, live_owned.
 CREATE FUNCTION claim_within(
-    _now bigint, _worker bigint, _lanes integer[], _slots integer, _first bigint, _bytes bigint,
+    _now bigint, _worker bigint, _lanes integer[], _slots integer, _after text, _first bigint, _bytes bigint,
     OUT claimed integer, OUT more boolean, OUT opens_at bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
-    _head record;
+    _heads record;
+    _i integer;
+    _at integer[];
+    _ends integer[];
+    _turn integer;
     _owners bigint[] := ARRAY[0];
     _rooms bigint := 0;
     _keeps_until bigint;
@@ -205,7 +293,12 @@ BEGIN
                 ) AS u;
             END IF;
         END IF;
-        FOR _head IN
+        SELECT
+            array_agg(h.seq) AS seqs, array_agg(h.queue) AS queues, array_agg(h.workflow) AS workflows,
+            array_agg(h.key) AS keys, array_agg(h.session) AS sessions, array_agg(h.owner) AS owners,
+            array_agg(h.started_at) AS started_ats
+        INTO _heads
+        FROM (
             SELECT q.*, l.queue, l.workflow, coalesce(g.key, '') AS key
             FROM unnest(_lanes) AS a (lane)
             JOIN lane AS l ON l.id = a.lane
@@ -217,106 +310,130 @@ BEGIN
                 LIMIT _slots - claimed + 1
             ) AS q
             LEFT JOIN grp AS g ON g.id = q.grp
-            ORDER BY q.priority, q.place, q.seq
-        LOOP
-            _blocked := false;
-            _opens := NULL;
-            _late := NULL;
-            FOR i IN 1.._budgets.number LOOP
-                _own := _budgets.kinds[i] = 'group';
-                CONTINUE WHEN NOT (
-                    _budgets.kinds[i] = 'namespace'
-                    OR (_budgets.kinds[i] = 'queue' AND _budgets.names[i] = _head.queue)
-                    OR (_budgets.kinds[i] = 'workflow' AND _budgets.names[i] = _head.workflow)
-                    OR (_own AND _budgets.names[i] = _head.key)
-                );
-                IF NOT _own AND _left[i] <= 0 THEN
-                    _blocked := true;
-                ELSIF _budgets.counts[i] IS NOT NULL THEN
-                    _debt := greatest(0, _debts[i] - greatest(0, _now - _debts_at[i]) * _budgets.counts[i])
-                        - (_budgets.bursts[i] - 1) * _budgets.periods[i];
-                    IF _debt > 0 AND _own THEN
-                        _debt := _debt + _put_off[i] * _budgets.periods[i];
-                        _late := greatest(_now, _debts_at[i]) + (_debt + _budgets.counts[i] - 1) / _budgets.counts[i];
-                        _put_off[i] := _put_off[i] + 1;
-                    ELSIF _debt > 0 THEN
-                        _opens := greatest(
-                            _opens,
-                            greatest(_now, _debts_at[i]) + (_debt + _budgets.counts[i] - 1) / _budgets.counts[i]
-                        );
+            ORDER BY l.queue <= _after, l.queue, q.priority, q.place, q.seq
+        ) AS h;
+        SELECT array_agg(t.first), array_agg(t.last) INTO _at, _ends
+        FROM (
+            SELECT min(e.place)::integer AS first, max(e.place)::integer AS last
+            FROM unnest(_heads.queues) WITH ORDINALITY AS e (queue, place) GROUP BY e.queue ORDER BY 1
+        ) AS t;
+        _turn := 0;
+        -- By turns of the queues: of each the first one that may begin.
+        <<turns>>
+        WHILE cardinality(_at) > 0 LOOP
+            _turn := _turn % cardinality(_at) + 1;
+            <<heads>>
+            LOOP
+                IF _at[_turn] > _ends[_turn] THEN
+                    -- This queue has no more.
+                    _at := _at[:_turn - 1] || _at[_turn + 1:];
+                    _ends := _ends[:_turn - 1] || _ends[_turn + 1:];
+                    _turn := _turn - 1;
+                    EXIT heads;
+                END IF;
+                _i := _at[_turn];
+                _at[_turn] := _i + 1;
+                _blocked := false;
+                _opens := NULL;
+                _late := NULL;
+                FOR i IN 1.._budgets.number LOOP
+                    _own := _budgets.kinds[i] = 'group';
+                    CONTINUE WHEN NOT (
+                        _budgets.kinds[i] = 'namespace'
+                        OR (_budgets.kinds[i] = 'queue' AND _budgets.names[i] = _heads.queues[_i])
+                        OR (_budgets.kinds[i] = 'workflow' AND _budgets.names[i] = _heads.workflows[_i])
+                        OR (_own AND _budgets.names[i] = _heads.keys[_i])
+                    );
+                    IF NOT _own AND _left[i] <= 0 THEN
+                        _blocked := true;
+                    ELSIF _budgets.counts[i] IS NOT NULL THEN
+                        _debt := greatest(0, _debts[i] - greatest(0, _now - _debts_at[i]) * _budgets.counts[i])
+                            - (_budgets.bursts[i] - 1) * _budgets.periods[i];
+                        IF _debt > 0 AND _own THEN
+                            _debt := _debt + _put_off[i] * _budgets.periods[i];
+                            _late := greatest(_now, _debts_at[i]) + (_debt + _budgets.counts[i] - 1) / _budgets.counts[i];
+                            _put_off[i] := _put_off[i] + 1;
+                        ELSIF _debt > 0 THEN
+                            _opens := greatest(
+                                _opens,
+                                greatest(_now, _debts_at[i]) + (_debt + _budgets.counts[i] - 1) / _budgets.counts[i]
+                            );
+                        END IF;
                     END IF;
+                END LOOP;
+                CONTINUE heads WHEN _blocked;
+                IF _opens IS NOT NULL THEN
+                    opens_at := least(opens_at, _opens);
+                    CONTINUE heads;
                 END IF;
-            END LOOP;
-            CONTINUE WHEN _blocked;
-            IF _opens IS NOT NULL THEN
-                opens_at := least(opens_at, _opens);
-                CONTINUE;
-            END IF;
-            IF _late IS NOT NULL THEN
+                IF _late IS NOT NULL THEN
+                    IF claimed >= _slots THEN
+                        more := true;
+                        EXIT turns;
+                    END IF;
+                    -- Kept until the rate of its group lets it begin.
+                    UPDATE live AS l SET state = 'scheduled', held = 'rate', wake_at = _late, seat = NULL
+                    WHERE l.seq = _heads.seqs[_i] AND l.state = 'queued' AND l.held IS NULL;
+                    _touched := _touched || _heads.sessions[_i];
+                    _progress := true;
+                    CONTINUE heads;
+                END IF;
+                IF _heads.owners[_i] = -1 AND NOT _heads.sessions[_i] = ANY (_new_sessions) THEN
+                    IF _rooms <= 0 THEN
+                        _lacks_room := true;
+                        CONTINUE heads;
+                    END IF;
+                    IF claimed >= _slots THEN
+                        more := true;
+                        EXIT turns;
+                    END IF;
+                    PERFORM 1 FROM session AS s
+                    WHERE s.id = _heads.sessions[_i] AND s.owner IS NULL FOR NO KEY UPDATE SKIP LOCKED;
+                    CONTINUE heads WHEN NOT FOUND;
+                END IF;
                 IF claimed >= _slots THEN
                     more := true;
-                    EXIT;
+                    EXIT turns;
                 END IF;
-                -- Kept until the rate of its group lets it begin.
-                UPDATE live AS l SET state = 'scheduled', held = 'rate', wake_at = _late, seat = NULL
-                WHERE l.seq = _head.seq AND l.state = 'queued' AND l.held IS NULL;
-                _touched := _touched || _head.session;
-                _progress := true;
-                CONTINUE;
-            END IF;
-            IF _head.owner = -1 AND NOT _head.session = ANY (_new_sessions) THEN
-                IF _rooms <= 0 THEN
-                    _lacks_room := true;
-                    CONTINUE;
-                END IF;
-                IF claimed >= _slots THEN
+                SELECT octet_length(r.input) + CASE WHEN _heads.started_ats[_i] IS NULL THEN 0 ELSE weight(r.seq) END INTO _weight
+                FROM run AS r WHERE r.seq = _heads.seqs[_i];
+                IF claimed > 0 AND _weight > _bytes THEN
                     more := true;
-                    EXIT;
+                    EXIT turns;
                 END IF;
-                PERFORM 1 FROM session AS s
-                WHERE s.id = _head.session AND s.owner IS NULL FOR NO KEY UPDATE SKIP LOCKED;
-                CONTINUE WHEN NOT FOUND;
-            END IF;
-            IF claimed >= _slots THEN
-                more := true;
-                EXIT;
-            END IF;
-            SELECT octet_length(r.input) + CASE WHEN _head.started_at IS NULL THEN 0 ELSE weight(r.seq) END INTO _weight
-            FROM run AS r WHERE r.seq = _head.seq;
-            IF claimed > 0 AND _weight > _bytes THEN
-                more := true;
-                EXIT;
-            END IF;
-            UPDATE live AS l SET
-                state = 'running', worker = _worker, token = _first + claimed, started_at = coalesce(l.started_at, _now),
-                seat = CASE WHEN l.session IS NOT NULL THEN 3 END
-            WHERE l.seq = (
-                SELECT x.seq FROM live AS x
-                WHERE x.seq = _head.seq AND x.state = 'queued' AND x.held IS NULL FOR NO KEY UPDATE SKIP LOCKED
-            );
-            CONTINUE WHEN NOT FOUND;
-            claimed := claimed + 1;
-            _bytes := _bytes - _weight;
-            _progress := true;
-            IF _head.owner = -1 AND NOT _head.session = ANY (_new_sessions) THEN
-                UPDATE session AS s SET owner = _worker WHERE s.id = _head.session;
-                _new_sessions := _new_sessions || _head.session;
-                _rooms := _rooms - 1;
-            END IF;
-            _touched := _touched || _head.session;
-            FOR i IN 1.._budgets.number LOOP
-                CONTINUE WHEN NOT (
-                    _budgets.kinds[i] = 'namespace'
-                    OR (_budgets.kinds[i] = 'queue' AND _budgets.names[i] = _head.queue)
-                    OR (_budgets.kinds[i] = 'workflow' AND _budgets.names[i] = _head.workflow)
-                    OR (_budgets.kinds[i] = 'group' AND _budgets.names[i] = _head.key)
+                UPDATE live AS l SET
+                    state = 'running', worker = _worker, token = _first + claimed, started_at = coalesce(l.started_at, _now),
+                    seat = CASE WHEN l.session IS NOT NULL THEN 3 END
+                WHERE l.seq = (
+                    SELECT x.seq FROM live AS x
+                    WHERE x.seq = _heads.seqs[_i] AND x.state = 'queued' AND x.held IS NULL FOR NO KEY UPDATE SKIP LOCKED
                 );
-                _left[i] := _left[i] - 1;
-                IF _budgets.counts[i] IS NOT NULL THEN
-                    _debts[i] := greatest(0, _debts[i] - greatest(0, _now - _debts_at[i]) * _budgets.counts[i])
-                        + _budgets.periods[i];
-                    _debts_at[i] := greatest(_now, _debts_at[i]);
+                CONTINUE heads WHEN NOT FOUND;
+                claimed := claimed + 1;
+                _bytes := _bytes - _weight;
+                _progress := true;
+                IF _heads.owners[_i] = -1 AND NOT _heads.sessions[_i] = ANY (_new_sessions) THEN
+                    UPDATE session AS s SET owner = _worker WHERE s.id = _heads.sessions[_i];
+                    _new_sessions := _new_sessions || _heads.sessions[_i];
+                    _rooms := _rooms - 1;
                 END IF;
+                _touched := _touched || _heads.sessions[_i];
+                FOR i IN 1.._budgets.number LOOP
+                    CONTINUE WHEN NOT (
+                        _budgets.kinds[i] = 'namespace'
+                        OR (_budgets.kinds[i] = 'queue' AND _budgets.names[i] = _heads.queues[_i])
+                        OR (_budgets.kinds[i] = 'workflow' AND _budgets.names[i] = _heads.workflows[_i])
+                        OR (_budgets.kinds[i] = 'group' AND _budgets.names[i] = _heads.keys[_i])
+                    );
+                    _left[i] := _left[i] - 1;
+                    IF _budgets.counts[i] IS NOT NULL THEN
+                        _debts[i] := greatest(0, _debts[i] - greatest(0, _now - _debts_at[i]) * _budgets.counts[i])
+                            + _budgets.periods[i];
+                        _debts_at[i] := greatest(_now, _debts_at[i]);
+                    END IF;
+                END LOOP;
+                _after := _heads.queues[_i];
+                EXIT heads;
             END LOOP;
         END LOOP;
         IF cardinality(_touched) > 0 THEN
@@ -492,53 +609,26 @@ CREATE FUNCTION seen(_now bigint, _watches jsonb) RETURNS text LANGUAGE sql STAB
     WHERE s.position IS NOT NULL OR d.seq IS NOT NULL OR w.at <= _now
 $$;
 
--- What few runs have, as JSON, of a run that was claimed: NULL where there is nothing. Checkpoints and signals are one
--- more than a page where there are more.
-CREATE FUNCTION particulars(_live live) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT json_build_object(
-        'crashes', _live.crashes,
-        'cut_off', _live.cut_off,
-        'deadline', _live.deadline,
-        'parent', r.parent,
-        'cancelling', CASE
-            WHEN _live.cancelling IS NOT NULL
-            THEN json_build_object('reason', _live.cancelling, 'deadline', _live.overdue)
-        END,
-        'group', (SELECT g.key FROM grp AS g WHERE g.id = _live.grp),
-        'session', (SELECT s.key FROM session AS s WHERE s.id = _live.session),
-        'labels', CASE
-            WHEN _live.ties & 8 <> 0 THEN (SELECT json_object_agg(b.key, b.value) FROM label AS b WHERE b.run = r.seq)
-        END,
-        'checkpoints', (
-            SELECT json_agg(json_build_object(
-                'key', c.key, 'kind', c.kind, 'outcome', c.outcome, 'body', c.body, 'attempts', c.attempts,
-                'digest', c.digest, 'at', c.at, 'started_at', c.started_at, 'saved_at', c.saved_at, 'position', c.position
-            ))
-            FROM (SELECT * FROM checkpoint AS k WHERE k.run = r.seq ORDER BY k.position LIMIT 257) AS c
-        ),
-        'signals', CASE
-            WHEN _live.ties & 16 <> 0 THEN (
-                SELECT json_agg(json_build_object('position', m.position, 'name', m.name, 'body', m.body))
-                FROM (
-                    SELECT * FROM signal AS s
-                    WHERE s.run = r.seq AND s.body IS NOT NULL ORDER BY s.position LIMIT 257
-                ) AS m
-            )
-        END,
-        'ended', CASE
-            WHEN _live.ties & 64 <> 0 THEN (
-                SELECT json_agg(json_build_object('id', t.id, 'state', d.state, 'body', d.body))
-                FROM wait AS w JOIN run AS t ON t.id = w.target JOIN ended AS d ON d.seq = t.seq
-                WHERE w.run = r.seq AND w.what = 'run'
-            )
-        END
-    )::text
-    FROM run AS r WHERE r.seq = _live.seq
+-- Whether any run of lanes is ready for one of some owners. Uses live_ready.
+CREATE FUNCTION any_ready(_lanes integer[], _owners bigint[]) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
+        CROSS JOIN LATERAL (
+            SELECT 1 FROM live AS l
+            WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL LIMIT 1
+        ) AS q
+    )
+$$;
+
+-- Lanes with what they are called, as JSON.
+CREATE FUNCTION lanes_told(_lanes integer[]) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT coalesce(json_agg(json_build_array(l.id, l.queue, l.workflow, l.version)), '[]')::text
+    FROM lane AS l WHERE l.id = ANY (_lanes)
 $$;
 
 CREATE FUNCTION exchange(
     _clock bigint, _worker bigint, _serial bigint, _repeated boolean, _slots integer, _lanes integer[],
-    _topology bigint, _bytes bigint, _overdue text[],
+    _topology bigint, _after text, _bytes bigint, _overdue text[],
     _save_refs bigint[], _save_tokens bigint[], _save_keys text[], _save_kinds text[], _save_outcomes text[],
     _save_bodies text[], _save_attempts integer[], _save_digests text[], _save_ats bigint[], _save_begun bigint[],
     _save_consumes bigint[], _save_starts jsonb, _save_starting integer[],
@@ -557,60 +647,60 @@ SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 DECLARE
     _silent boolean := _save_refs IS NULL AND _end_refs IS NULL AND _move_refs IS NULL AND _tell_refs IS NULL
         AND _fires IS NULL AND NOT _repeated;
-    _sessions integer;
-    _limited boolean;
+    _head record;
+    _owners bigint[] := ARRAY[0];
     _ready boolean := false;
-    _left boolean := false;
     _odd boolean := false;
     _first bigint := (_worker << 40) + (_serial << 8);
-    _token bigint;
-    _timer bigint;
-    _deadline bigint;
-    _idle bigint;
-    _known_next bigint;
+    _token bigint := _first;
     _open integer[];
     _kept record;
-    _claimed integer := 0;
+    _claims claims;
+    _already integer := 0;
     _strict boolean := false;
+    _more boolean := false;
     _count integer;
     _started record;
     _outlook record;
+    _next record;
 BEGIN
     now := coalesce(_clock, clock_ms());
     gone := false;
     more := false;
-    SELECT last_value INTO topology FROM topology;
-    IF _silent THEN
-        SELECT w.sessions INTO _sessions FROM worker AS w WHERE w.id = _worker;
-    ELSE
-        SELECT w.sessions INTO _sessions FROM worker AS w WHERE w.id = _worker FOR NO KEY UPDATE;
+    IF NOT _silent THEN
+        PERFORM 1 FROM worker AS w WHERE w.id = _worker FOR NO KEY UPDATE;
     END IF;
+    SELECT
+        w.sessions,
+        t.last_value AS topology,
+        EXISTS (SELECT 1 FROM scope AS s WHERE s.budget) AS limited,
+        EXISTS (SELECT 1 FROM scope AS s WHERE s.paused AND s.kind <> 'group') AS paused,
+        (SELECT l.wake_at FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1) AS timer,
+        (
+            SELECT l.deadline FROM live AS l WHERE l.deadline IS NOT NULL AND l.cancelling IS NULL
+            ORDER BY l.deadline LIMIT 1
+        ) AS deadline,
+        (SELECT s.idle_until FROM session AS s WHERE s.idle_until IS NOT NULL ORDER BY s.idle_until LIMIT 1) AS idle,
+        EXISTS (SELECT 1 FROM recheck) AS recheck
+    INTO _head
+    FROM worker AS w CROSS JOIN topology AS t WHERE w.id = _worker;
     IF NOT FOUND THEN
         gone := true;
         refused := ARRAY(SELECT DISTINCT unnest(_save_tokens || _end_tokens || _move_tokens || _tell_tokens || _watch_tokens));
         RETURN;
     END IF;
-    IF _lanes IS NULL OR topology IS DISTINCT FROM _topology OR (_silent AND _slots > 0) THEN
-        _lanes := served(_worker);
-        SELECT json_agg(json_build_array(l.id, l.queue, l.workflow, l.version))::text INTO lanes
-        FROM lane AS l WHERE l.id = ANY (_lanes);
-        lanes := coalesce(lanes, '[]');
+    IF _head.sessions > 0 THEN
+        _owners := ARRAY[0, _worker, -1];
     END IF;
-    _open := unpaused(_lanes);
-    _limited := EXISTS (SELECT 1 FROM scope AS s WHERE s.budget);
-    SELECT l.wake_at INTO _timer FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1;
-    SELECT l.deadline INTO _deadline FROM live AS l
-    WHERE l.deadline IS NOT NULL AND l.cancelling IS NULL ORDER BY l.deadline LIMIT 1;
-    SELECT s.idle_until INTO _idle FROM session AS s WHERE s.idle_until IS NOT NULL ORDER BY s.idle_until LIMIT 1;
-    _known_next := least(_timer, _deadline);
+    topology := _head.topology;
+    IF topology IS DISTINCT FROM _topology OR (_silent AND _slots > 0) THEN
+        _lanes := served(_worker);
+        lanes := lanes_told(_lanes);
+    END IF;
+    _open := CASE WHEN _head.paused THEN unpaused(_lanes) ELSE _lanes END;
     IF _silent AND (
-        coalesce(_timer <= now, false) OR coalesce(_deadline <= now, false) OR coalesce(_idle <= now, false)
-        OR EXISTS (SELECT 1 FROM recheck)
-        OR (_slots > 0 AND EXISTS (
-            SELECT 1 FROM unnest(_open) AS a (lane)
-            CROSS JOIN unnest(CASE WHEN _sessions > 0 THEN ARRAY[0, _worker, -1] ELSE ARRAY[0] END) AS o (owner)
-            JOIN live AS l ON l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
-        ))
+        coalesce(_head.timer <= now, false) OR coalesce(_head.deadline <= now, false)
+        OR coalesce(_head.idle <= now, false) OR _head.recheck OR (_slots > 0 AND any_ready(_open, _owners))
     ) THEN
         _silent := false;
         PERFORM 1 FROM worker AS w WHERE w.id = _worker FOR NO KEY UPDATE;
@@ -737,11 +827,20 @@ BEGIN
         FROM removed AS r;
         _odd := _odd OR _kept.runs < cardinality(_end_refs);
         IF _kept.runs > 0 THEN
-            _ready := follow(now, _kept.seqs, _kept.ties, _kept.groups, _kept.sessions) OR _ready OR _limited;
+            SELECT
+                EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run') AS waits,
+                EXISTS (SELECT 1 FROM listener AS l WHERE l.topic = 'ended' AND l.until > clock_ms()) AS listeners
+            INTO _next;
+            IF _next.waits OR _kept.ties & 66 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL THEN
+                _ready := follow(now, _kept.seqs, _kept.ties, _kept.groups, _kept.sessions) OR _ready;
+            END IF;
+            _ready := _ready OR _head.limited;
             IF _kept.ties & 1 <> 0 THEN
                 PERFORM tell_work(true);  -- A parent may be running, and watch for this.
             END IF;
-            PERFORM tell('ended');
+            IF _next.listeners THEN
+                PERFORM pg_notify(channel(), 'e');
+            END IF;
         END IF;
     END IF;
 
@@ -751,7 +850,7 @@ BEGIN
             now, _move_refs, _move_tokens, _move_tos, _move_bodies, _move_delays, _move_ats, _move_waits
         ) AS m;
         _odd := _odd OR _kept.moved < cardinality(_move_refs);
-        _ready := _ready OR _kept.ready OR _limited;
+        _ready := _ready OR _kept.ready OR _head.limited;
     END IF;
 
     IF _odd OR _watch_refs IS NOT NULL THEN
@@ -770,14 +869,15 @@ BEGIN
         -- They may have made lanes.
         SELECT t.last_value INTO topology FROM topology AS t;
         _lanes := served(_worker);
-        SELECT json_agg(json_build_array(l.id, l.queue, l.workflow, l.version))::text INTO lanes
-        FROM lane AS l WHERE l.id = ANY (_lanes);
+        lanes := lanes_told(_lanes);
         _open := unpaused(_lanes);
     END IF;
 
     IF NOT _silent THEN
-        _ready := catch_up(now) OR _ready;
-        IF coalesce(_timer <= now, false) THEN
+        IF _head.recheck THEN
+            _ready := catch_up(now) OR _ready;
+        END IF;
+        IF _head.timer <= now THEN
             _count := queue_up(now, ARRAY(
                 SELECT l.seq FROM live AS l WHERE l.wake_at <= now ORDER BY l.wake_at LIMIT 500 FOR NO KEY UPDATE SKIP LOCKED
             ));
@@ -785,93 +885,85 @@ BEGIN
             more := _count = 500;
         END IF;
         _count := 0;
-        IF coalesce(_deadline <= now, false) THEN
+        IF _head.deadline <= now THEN
             _count := expire(now, 500, _overdue[1], _overdue[2], _overdue[3], _overdue[4]);
             more := more OR _count = 500;
         END IF;
-        IF coalesce(_idle <= now, false) THEN
+        IF _head.idle <= now THEN
             _ready := let_go(now) OR _ready;
         END IF;
-        IF _slots > 0 THEN
-            _token := _first;
-            IF _repeated THEN
-                -- What the first one claimed stays claimed; only the slots that it left empty are filled.
-                SELECT count(*), coalesce(max(l.token) + 1, _first) INTO _claimed, _token
-                FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.token BETWEEN _first AND _first + 255;
-            END IF;
-            _slots := greatest(_slots - _claimed, 0);
+        IF _repeated AND _slots > 0 THEN
+            -- What the first one claimed stays claimed; only the slots that it left empty are filled.
+            SELECT count(*), coalesce(max(l.token) + 1, _first) INTO _already, _token
+            FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.token BETWEEN _first AND _first + 255;
+            _slots := greatest(_slots - _already, 0);
         END IF;
-        _strict := _limited OR (_sessions > 0 AND EXISTS (
-            SELECT 1 FROM unnest(_open) AS a (lane)
-            JOIN live AS l ON l.lane = a.lane AND l.owner = -1 AND l.state = 'queued' AND l.held IS NULL
-        ));
         -- While there are more runs whose time is over, a claim might bring one of them: they come first.
+        IF _count = 500 THEN
+            _slots := 0;
+        END IF;
+        _strict := _head.limited OR (_head.sessions > 0 AND any_ready(_open, ARRAY[-1]));
         IF _strict THEN
-            SELECT c.* INTO _outlook
-            FROM claim_within(now, _worker, _open, CASE WHEN _count = 500 THEN 0 ELSE _slots END, _token, _bytes) AS c;
-            _claimed := _claimed + _outlook.claimed;
-        ELSIF _slots > 0 AND _count < 500 AND cardinality(_open) > 0 THEN
-            _count := claim(
-                now, _worker, _open, CASE WHEN _sessions > 0 THEN ARRAY[0, _worker] ELSE ARRAY[0] END, _slots, _token,
-                _bytes
+            SELECT c.* INTO _outlook FROM claim_within(now, _worker, _open, _slots, _after, _token, _bytes) AS c;
+            _already := _already + _outlook.claimed;
+            IF _already > 0 THEN
+                _claims := claimed(_worker, _first);
+            END IF;
+        ELSIF _slots > 0 AND cardinality(_open) > 0 THEN
+            _claims := claim(
+                now, _worker, _open, CASE WHEN _head.sessions > 0 THEN ARRAY[0, _worker] ELSE ARRAY[0] END, _slots, _after,
+                _token, _bytes
             );
-            _claimed := _claimed + _count;
+            IF _already > 0 THEN
+                _claims := claimed(_worker, _first);
+            END IF;
         END IF;
-        IF _claimed > 0 THEN
-            SELECT
-                array_agg(l.token ORDER BY l.token), array_agg(l.seq ORDER BY l.token), array_agg(r.id ORDER BY l.token),
-                array_agg(l.lane ORDER BY l.token), array_agg(r.input ORDER BY l.token),
-                array_agg(l.attempt ORDER BY l.token), array_agg(r.created_at ORDER BY l.token),
-                array_agg(
-                    CASE
-                        WHEN l.ties <> 0 OR l.grp IS NOT NULL OR l.session IS NOT NULL OR l.deadline IS NOT NULL
-                            OR l.settled IS NOT NULL OR l.crashes > 0 OR l.cut_off OR l.cancelling IS NOT NULL OR _repeated
-                            OR l.attempt > 1
-                        THEN particulars(l)
-                    END
-                    ORDER BY l.token
-                )
-            INTO tokens, refs, ids, lane_ids, inputs, attempts, created_ats, particulars
-            FROM live AS l JOIN run AS r ON r.seq = l.seq
-            WHERE l.worker = _worker AND l.state = 'running' AND l.token BETWEEN _first AND _first + 255;
-        END IF;
+        tokens := _claims.tokens;
+        refs := _claims.refs;
+        ids := _claims.ids;
+        lane_ids := _claims.lanes;
+        inputs := _claims.inputs;
+        attempts := _claims.attempts;
+        created_ats := _claims.created_ats;
+        particulars := _claims.particulars;
     END IF;
 
     IF _watches IS NOT NULL THEN
         seen := seen(now, _watches);
     END IF;
-    SELECT json_agg(json_build_array(l.token, json_build_object('reason', l.cancelling, 'deadline', l.overdue)))::text
-    INTO cancelled
-    FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL;
-    IF NOT _silent THEN
-        SELECT l.wake_at INTO _timer FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1;
-        SELECT l.deadline INTO _deadline FROM live AS l
-        WHERE l.deadline IS NOT NULL AND l.cancelling IS NULL ORDER BY l.deadline LIMIT 1;
-    END IF;
-    next_at := least(
-        _timer, _deadline,
+    SELECT
         (
-            SELECT s.next_slot FROM schedule AS s
-            WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
-        )
-    );
-    IF EXISTS (SELECT 1 FROM schedule AS s WHERE s.next_slot <= now AND NOT s.paused) THEN
+            SELECT json_agg(json_build_array(l.token, json_build_object('reason', l.cancelling, 'deadline', l.overdue)))::text
+            FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL
+        ) AS cancelled,
+        least(
+            (SELECT l.wake_at FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1),
+            (
+                SELECT l.deadline FROM live AS l WHERE l.deadline IS NOT NULL AND l.cancelling IS NULL
+                ORDER BY l.deadline LIMIT 1
+            ),
+            (
+                SELECT s.next_slot FROM schedule AS s WHERE s.next_slot > now AND NOT s.paused
+                ORDER BY s.next_slot LIMIT 1
+            )
+        ) AS at,
+        EXISTS (SELECT 1 FROM schedule AS s WHERE s.next_slot <= now AND NOT s.paused) AS due,
+        CASE WHEN _strict OR cardinality(_open) = 0 THEN false ELSE any_ready(_open, _owners) END AS more
+    INTO _next;
+    cancelled := _next.cancelled;
+    next_at := _next.at;
+    more := more OR _next.more;
+    IF _next.due THEN
         due := due(now, 10);
     END IF;
     IF _strict THEN
         more := more OR _outlook.more;
         next_at := least(next_at, _outlook.opens_at);
-    ELSIF NOT more THEN
-        more := EXISTS (
-            SELECT 1 FROM unnest(_open) AS a (lane)
-            CROSS JOIN unnest(CASE WHEN _sessions > 0 THEN ARRAY[0, _worker, -1] ELSE ARRAY[0] END) AS o (owner)
-            JOIN live AS l ON l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
-        );
     END IF;
-    IF _ready OR (next_at < _known_next) OR (next_at IS NOT NULL AND _known_next IS NULL) THEN
-        IF next_at IS NOT NULL OR EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL) THEN
-            PERFORM tell_work();
-        END IF;
+    IF (_ready AND EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL))
+        OR next_at < coalesce(least(_head.timer, _head.deadline), 9223372036854775807)
+    THEN
+        PERFORM tell_work();
     END IF;
 END $$;
 
