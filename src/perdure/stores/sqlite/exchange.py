@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ DUE_SCHEDULES = 10
 """The most schedules that one reply tells of as due."""
 
 _SQL = load("exchange")
+_NONE: frozenset[int] = frozenset()
 _LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION, _GROUP = 1, 2, 4, 8, 16, 32, 64
 
 _Flags = msgspec.json.Decoder(list[tuple[int, int]])
@@ -46,11 +47,22 @@ class _Head(msgspec.Struct):
     sessions_idle: bool
     sessions: int
     """How many sessions the worker may own."""
+    wanted: bool
+    """Whether a run is ready for the worker whose session nobody owns."""
     limited: bool
     known: bool
+    ready: bool
+    """Whether a run is ready for the worker."""
+    news: bool
+    """Whether the worker has to be told of a cancellation or a schedule."""
 
-    def having(self, flag: int) -> set[int]:
-        return {token for token, flags in self.flags.items() if flags & flag}
+    def having(self, flag: int) -> Set[int]:
+        return {token for token, flags in self.flags.items() if flags & flag} if self.flags else _NONE
+
+    @property
+    def due(self) -> bool:
+        """Whether there is anything to be taken up."""
+        return self.timers_due or self.deadlines_due or self.sessions_idle
 
 
 def silent(exchange: Exchange) -> bool:
@@ -63,8 +75,10 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     if not silent(exchange):
         return None
     head = _head(transaction, exchange)
-    if head.timers_due or head.deadlines_due or head.sessions_idle:
+    if head.due:
         return None
+    if _brief(exchange, head):
+        return _brief_reply(transaction, exchange, head)
     left_over = outlook(transaction, exchange.worker) if _strict(transaction, exchange, head) else None
     reply, _ = _reply(transaction, exchange, head, left_over)
     return None if reply.more and exchange.slots > 0 else reply
@@ -75,6 +89,8 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     head = _head(transaction, exchange)
     ready, existed = _save(transaction, exchange, head)
     _tell(transaction, exchange, head)
+    if _brief(exchange, head):
+        return _brief_reply(transaction, exchange, head)
     ready |= _settle(transaction, exchange, head)
     more, left_over = False, None
     if head.known:
@@ -103,13 +119,29 @@ def _strict(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
     return head.known and (head.limited or (head.sessions > 0 and sessions_wanted(transaction, exchange.worker)))
 
 
+def _brief(exchange: Exchange, head: _Head) -> bool:
+    """Whether the exchange makes nothing ready and claims nothing, so that `head` still tells all when it is done."""
+    return (
+        head.known
+        and not (head.due or head.news)
+        and (not head.ready or (exchange.slots <= 0 and not head.limited and not (head.sessions and head.wanted)))
+        and not (exchange.settles or exchange.fires or exchange.repeated)
+        and not any(save.starts for save in exchange.saves)
+    )
+
+
+def _brief_reply(transaction: Transaction, exchange: Exchange, head: _Head) -> Exchanged:
+    refused, seen = sorted(_refused(exchange, head)), _watch(transaction, exchange, head)
+    return Exchanged(transaction.now, [], refused, [], seen, head.next_at, more=head.ready)
+
+
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:
     named = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
     tokens = [(ref, token) for token, ref in named.items()]
-    now = transaction.now
-    flags, timer, deadline, slot, idle_until, sessions, limited = transaction.row(
-        _SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker, "now": now}
+    now, flags, timer, deadline, slot, idle_until, sessions, wanted, limited, ready, news = transaction.row(
+        _SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker, "now": transaction.known_now}
     )
+    transaction.known_now = now
     return _Head(
         flags=dict(_Flags.decode(flags)),
         next_at=_first(timer, deadline, slot),
@@ -117,8 +149,11 @@ def _head(transaction: Transaction, exchange: Exchange) -> _Head:
         deadlines_due=deadline is not None and deadline <= now,
         sessions_idle=idle_until is not None and idle_until <= now,
         sessions=sessions or 0,
+        wanted=bool(wanted),
         limited=bool(limited),
         known=sessions is not None,
+        ready=bool(ready),
+        news=bool(news),
     )
 
 

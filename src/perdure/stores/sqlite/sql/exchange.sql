@@ -2,12 +2,16 @@
 -- steps does not depend on the number of runs. All but `head`, `seen` and `reply` write: they need the write lock.
 
 -- name: head
--- What the rest of the exchange depends on: of the claims that are named, those with something to be minded (flags:
--- 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a parent, 32 has a session, 64 has a group), the
--- next times, when the first session has been idle for long enough, how
--- many sessions the worker may own (NULL when it is not known), and whether claims have to look at budgets.
--- Reads by primary key; run_timer, run_deadline, schedule_next, session_idle and scope_budget for one entry.
+-- The store's time (or the one that is given), and what the rest of the exchange depends on: of the claims that are
+-- named, those with something to be minded (flags: 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a
+-- parent, 32 has a session, 64 has a group); the next times, and when the first session has been idle for long enough;
+-- how many sessions the worker may own (NULL when it is not known), and whether a run is ready for it whose session
+-- nobody owns; whether claims have to look at budgets; whether anything is ready for it; and whether it has to be told
+-- of a cancellation or a schedule.
+-- Reads by primary key; run_timer, run_deadline, schedule_next, session_idle, scope_budget, run_ready, run_cancelling
+-- for one entry.
 SELECT
+    t.now,
     (
         SELECT json_group_array(json_array(token, flags))
         FROM (
@@ -32,11 +36,32 @@ SELECT
     ),
     (
         SELECT next_slot FROM schedule INDEXED BY schedule_next
-        WHERE next_slot > :now AND paused = 0 ORDER BY next_slot LIMIT 1
+        WHERE next_slot > t.now AND paused = 0 ORDER BY next_slot LIMIT 1
     ),
     (SELECT idle_until FROM session WHERE idle_until IS NOT NULL ORDER BY idle_until LIMIT 1),
     (SELECT sessions FROM worker WHERE id = :worker),
-    EXISTS (SELECT 1 FROM scope INDEXED BY scope_budget WHERE budget = 1);
+    EXISTS (
+        SELECT 1
+        FROM worker_lane AS s CROSS JOIN run AS q INDEXED BY run_ready
+        WHERE s.worker = :worker AND s.owner = -1
+            AND q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
+    ),
+    EXISTS (SELECT 1 FROM scope INDEXED BY scope_budget WHERE budget = 1),
+    EXISTS (
+        SELECT 1
+        FROM worker_lane AS s CROSS JOIN run AS q INDEXED BY run_ready
+        WHERE s.worker = :worker
+            AND q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
+    ),
+    EXISTS (
+        SELECT 1 FROM run INDEXED BY run_cancelling
+        WHERE worker = :worker AND state = 'running' AND cancelling IS NOT NULL
+    ) OR EXISTS (
+        SELECT 1 FROM schedule INDEXED BY schedule_next WHERE next_slot <= t.now AND paused = 0
+    )
+FROM (
+    SELECT coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)) AS now
+) AS t;
 
 -- name: save
 -- Keeps checkpoints at new positions, in the order of the batch. Uses the primary key and checkpoint_key.
