@@ -143,7 +143,7 @@ def _head(transaction: Transaction, exchange: Exchange) -> _Head:
     )
     transaction.known_now = now
     return _Head(
-        flags=dict(_Flags.decode(flags)),
+        flags={} if flags == "[]" else dict(_Flags.decode(flags)),
         next_at=_first(timer, deadline, slot),
         timers_due=timer is not None and timer <= now,
         deadlines_due=deadline is not None and deadline <= now,
@@ -177,7 +177,11 @@ def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bo
     answers = iter(started)
     rows = [_row(save) if save.starts is None else _child_row(save, next(answers)) for save in saves]
     kept = [save for save, row in zip(saves, rows, strict=True) if row is not None]
-    transaction.change(_SQL["save"], {"saves": encode([row for row in rows if row]), "now": transaction.now})
+    written = [row for row in rows if row is not None]
+    if len(written) == 1:
+        transaction.change(_SQL["save_one"], (*written[0], transaction.now))
+    else:
+        transaction.change(_SQL["save"], {"saves": encode(written), "now": transaction.now})
     consumed = [(save.ref, save.consumes, save.checkpoint.key) for save in kept if save.consumes is not None]
     if consumed:
         transaction.change(_SQL["consume"], {"consumed": encode(consumed)})
@@ -206,6 +210,8 @@ def _child_row(save: Save, answer: Started) -> tuple[Any, ...] | None:
 
 
 def _tell(transaction: Transaction, exchange: Exchange, head: _Head) -> None:
+    if not exchange.told:
+        return
     stopped = head.having(_LOST | _SETTLED)
     told = [(said.ref, said.status) for said in exchange.told if said.token not in stopped]
     if told:
@@ -327,11 +333,15 @@ def _claims(rows: str, ties: str) -> list[Claim]:
 
 
 def _refused(exchange: Exchange, head: _Head) -> Iterable[int]:
+    if not head.flags:
+        return _NONE
     # A claim that this exchange settles, and that has been settled by it already, is one that is repeated.
     return head.having(_LOST) | (head.having(_SETTLED) - {settle.token for settle in exchange.settles})
 
 
 def _watch(transaction: Transaction, exchange: Exchange, head: _Head) -> list[Seen]:
+    if not exchange.watches:
+        return []
     settled = {settle.token for settle in exchange.settles}
     stopped = head.having(_LOST | _SETTLED) | settled
     rows = [

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -67,7 +67,7 @@ class Transaction:
         """The first row of a statement, if there is any."""
         return self.connection.execute(sql, params).fetchone()
 
-    def change(self, sql: str, params: Mapping[str, object]) -> int:
+    def change(self, sql: str, params: Mapping[str, object] | Sequence[object]) -> int:
         """Runs a statement that writes; returns how many rows it touched, without those that triggers touched."""
         return self.connection.execute(sql, params).rowcount
 

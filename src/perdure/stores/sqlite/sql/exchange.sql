@@ -93,6 +93,25 @@ ON CONFLICT (run, key) DO UPDATE SET
     size = excluded.size,
     body = excluded.body;
 
+-- name: save_one
+-- Like `save`, for one checkpoint, whose parts are the parameters: a worker with one run under way saves nothing else.
+INSERT INTO checkpoint (run, position, key, kind, outcome, attempts, digest, at, started_at, saved_at, size, body)
+VALUES (
+    ?1, coalesce((SELECT max(c.position) FROM checkpoint AS c WHERE c.run = ?1), 0) + 1,
+    ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?11, ?9, ?10
+)
+ON CONFLICT (run, key) DO UPDATE SET
+    position = excluded.position,
+    kind = excluded.kind,
+    outcome = excluded.outcome,
+    attempts = excluded.attempts,
+    digest = excluded.digest,
+    at = excluded.at,
+    started_at = excluded.started_at,
+    saved_at = excluded.saved_at,
+    size = excluded.size,
+    body = excluded.body;
+
 -- name: consume
 -- Takes signals off their runs, for checkpoints. Uses the primary key.
 UPDATE signal SET taken = body, taken_by = json_extract(e.value, '$[2]'), body = NULL
