@@ -277,48 +277,27 @@ FROM (
     ORDER BY deadline LIMIT :limit
 );
 
--- name: claim
--- Gives the first ready runs of the worker's lanes to it, in order, as long as they fit into the bytes. Walks at most
--- :slots entries of run_ready for each lane; all it touches is claimed, or comes right after what is.
-WITH picked AS MATERIALIZED (
-    SELECT r.seq, r.priority, r.place
-    FROM worker_lane AS s CROSS JOIN run AS r
-    WHERE s.worker = :worker
-        AND r.seq IN (
-            SELECT q.seq FROM run AS q INDEXED BY run_ready
-            WHERE q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
-            ORDER BY q.priority, q.place, q.seq
-            LIMIT :slots
-        )
-    ORDER BY r.priority, r.place, r.seq
+-- name: turns
+-- The first ready runs of the worker's lanes, for a claim that has neither budgets nor sessions to look at: by turns of
+-- their queues, which go on behind :after. Walks at most :slots entries of run_ready for each lane; all it touches is
+-- claimed, or comes right after what is.
+SELECT json_group_array(seq)
+FROM (
+    SELECT seq
+    FROM (
+        SELECT r.seq, l.queue, row_number() OVER (PARTITION BY l.queue ORDER BY r.priority, r.place, r.seq) AS turn
+        FROM worker_lane AS s CROSS JOIN lane AS l ON l.id = s.lane CROSS JOIN run AS r
+        WHERE s.worker = :worker
+            AND r.seq IN (
+                SELECT q.seq FROM run AS q INDEXED BY run_ready
+                WHERE q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
+                ORDER BY q.priority, q.place, q.seq
+                LIMIT :slots
+            )
+    )
+    ORDER BY turn, queue <= :after, queue
     LIMIT :slots
-),
-sized AS (
-    SELECT
-        p.seq,
-        p.priority,
-        p.place,
-        i.size + coalesce(
-            (
-                SELECT sum(size)
-                FROM (SELECT size FROM checkpoint AS c WHERE c.run = p.seq ORDER BY c.position LIMIT :page)
-            ),
-            0
-        ) AS size
-    FROM picked AS p CROSS JOIN input AS i ON i.run = p.seq
-),
-ranked AS (
-    SELECT seq, row_number() OVER places AS number, sum(size) OVER places AS bytes
-    FROM sized
-    WINDOW places AS (ORDER BY priority, place, seq ROWS UNBOUNDED PRECEDING)
-)
-UPDATE run SET
-    state = 'running',
-    worker = :worker,
-    token = :token + ranked.number - 1,
-    started_at = coalesce(started_at, :now)
-FROM ranked
-WHERE run.seq = ranked.seq AND (ranked.number = 1 OR ranked.bytes <= :bytes);
+);
 
 -- name: heads
 -- The first ready runs of the worker's lanes, for a claim that has to look at budgets or sessions: where there are
