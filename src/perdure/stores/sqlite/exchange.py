@@ -26,9 +26,9 @@ DUE_SCHEDULES = 10
 
 _SQL = load("exchange")
 _NONE: frozenset[int] = frozenset()
-_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION, _GROUP = 1, 2, 4, 8, 16, 32, 64
+_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION = 1, 2, 4, 8, 16, 32
 
-_Flags = msgspec.json.Decoder(list[tuple[int, int]])
+_Named = msgspec.json.Decoder(tuple[list[tuple[int, int]], int | None])
 _Cancelled = msgspec.json.Decoder(list[tuple[int, Cancelling]])
 _Claims = msgspec.json.Decoder(list[Claim])
 _Numbers = msgspec.json.Decoder(list[int])
@@ -41,6 +41,8 @@ class _Head(msgspec.Struct):
     """What the store said of the claims that an exchange names (tokens by flags), and of times."""
 
     flags: dict[int, int]
+    grouped: bool
+    """Whether any of the claims is of a run of a group."""
     next_at: Millis | None
     timers_due: bool
     deadlines_due: bool
@@ -136,14 +138,16 @@ def _brief_reply(transaction: Transaction, exchange: Exchange, head: _Head) -> E
 
 
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:
-    named = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
-    tokens = [(ref, token) for token, ref in named.items()]
-    now, flags, timer, deadline, slot, idle_until, sessions, wanted, limited, ready, news = transaction.row(
+    refs = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
+    tokens = [(ref, token) for token, ref in refs.items()]
+    now, named, timer, deadline, slot, idle_until, sessions, wanted, limited, ready, news = transaction.row(
         _SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker, "now": transaction.known_now}
     )
     transaction.known_now = now
+    flags, grouped = _Named.decode(named)
     return _Head(
-        flags={} if flags == "[]" else dict(_Flags.decode(flags)),
+        flags=dict(flags),
+        grouped=bool(grouped),
         next_at=_first(timer, deadline, slot),
         timers_due=timer is not None and timer <= now,
         deadlines_due=deadline is not None and deadline <= now,
@@ -270,7 +274,7 @@ def _settle(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
         if any(settle.token in children for settle in settles):
             transaction.tell.add(Topic.WORK)  # The parent may be running, and watch for this.
     # A slot of a group may have gone on to a run that nobody named.
-    return woken or decided.queued or bool(head.having(_GROUP))
+    return woken or decided.queued or head.grouped
 
 
 def _take_up(transaction: Transaction, head: _Head) -> tuple[bool, bool]:

@@ -4,7 +4,7 @@
 -- name: head
 -- The store's time (or the one that is given), and what the rest of the exchange depends on: of the claims that are
 -- named, those with something to be minded (flags: 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a
--- parent, 32 has a session, 64 has a group); the next times, and when the first session has been idle for long enough;
+-- parent, 32 has a session), and whether any has a group; the next times, and when the first session has been idle for long enough;
 -- how many sessions the worker may own (NULL when it is not known), and whether a run is ready for it whose session
 -- nobody owns; whether claims have to look at budgets; whether anything is ready for it; and whether it has to be told
 -- of a cancellation or a schedule.
@@ -13,7 +13,7 @@
 SELECT
     t.now,
     (
-        SELECT json_group_array(json_array(token, flags))
+        SELECT json_array(json_group_array(json_array(token, flags)) FILTER (WHERE flags & 63), max(flags & 64))
         FROM (
             SELECT
                 json_extract(e.value, '$[1]') AS token,
@@ -26,7 +26,6 @@ SELECT
                 END AS flags
             FROM json_each(:tokens) AS e LEFT JOIN run AS r ON r.seq = json_extract(e.value, '$[0]')
         )
-        WHERE flags > 0
     ),
     (SELECT wake_at FROM run WHERE wake_at IS NOT NULL ORDER BY wake_at LIMIT 1),
     (
@@ -143,7 +142,7 @@ UPDATE run SET crashes = 0 WHERE seq IN (SELECT value FROM json_each(:runs));
 -- name: settle
 -- Ends claims: each goes to a state, with a timer or without. Uses the primary key; ending fires run_ended.
 -- The attempt is counted up by `step` (retry), or begins anew when that is NULL (continue). `number` counts those that
--- end.
+-- end: those give up their slots here, which saves a trigger to write them once more.
 UPDATE run SET
     state = e.state,
     wake_at = e.wake_at,
@@ -153,6 +152,7 @@ UPDATE run SET
     worker = NULL,
     settled = e.token,
     cancelling = CASE WHEN e.number IS NULL THEN cancelling END,
+    slot = CASE WHEN e.number IS NULL OR slot IS NULL THEN slot ELSE 0 END,
     finished_at = CASE WHEN e.number IS NOT NULL THEN :now END,
     finish = :finish + e.number
 FROM (
