@@ -6,7 +6,8 @@ they lie in. `pick` says which of them begin now.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct, field
@@ -77,33 +78,50 @@ class Pick(Struct):
     """When the first of those that only a rate of their lane keeps may begin."""
 
 
-def pick(heads: Iterable[Head], budgets: Budgets, slots: int, rooms: int, now: Millis) -> Pick:
-    """Picks up to `slots` runs, by priority and then by place, as far as all their budgets go.
+def pick(heads: Iterable[Head], budgets: Budgets, slots: int, rooms: int, now: Millis, after: str = "") -> Pick:
+    """Picks up to `slots` runs, as far as all their budgets go: by turns of their queues, beginning behind the queue
+    `after`, and of a queue by priority and then by place.
 
     `rooms` is how many more sessions the worker may own. The budgets are taken from on the way.
     """
     picked = Pick()
     sessions: set[int] = set()
-    for head in sorted(heads, key=_order):
-        if len(picked.chosen) == slots:
-            break
+
+    def may_begin(head: Head) -> bool:
         lane, own = _budgets(head, budgets)
         if any(budget.left is not None and budget.left <= 0 for budget in lane):
-            continue
+            return False
         opens = max((budget.meter.opens_at(now) for budget in lane if budget.meter), default=now)
         if opens > now:
             picked.opens_at = opens if picked.opens_at is None else min(opens, picked.opens_at)
-            continue
+            return False
         if own is not None and own.meter is not None and (opens := own.meter.opens_at(now)) > now:
             picked.late.append((head, opens))
-            continue
+            return False
         if head.session is not None and head.session not in sessions:
             if len(sessions) >= rooms:
-                continue
+                return False
             sessions.add(head.session)
-        picked.chosen.append(head)
-        spend([head], budgets, now)
+        return True
+
+    queues = _by_queue(heads, after)
+    while queues and len(picked.chosen) < slots:
+        queue = queues.popleft()
+        # What may not begin now may not later on the way either: budgets only get less.
+        head = next(filter(may_begin, queue), None)
+        if head is not None:
+            picked.chosen.append(head)
+            spend([head], budgets, now)
+            queues.append(queue)
     return picked
+
+
+def _by_queue(heads: Iterable[Head], after: str) -> deque[Iterator[Head]]:
+    """The runs of each queue in order, the queues by name, those behind `after` first."""
+    lines: dict[str, list[Head]] = {}
+    for head in sorted(heads, key=_order):
+        lines.setdefault(head.queue, []).append(head)
+    return deque(iter(lines[queue]) for queue in sorted(lines, key=lambda queue: (queue <= after, queue)))
 
 
 def spend(heads: Iterable[Head], budgets: Budgets, now: Millis) -> None:

@@ -187,6 +187,7 @@ class Worker:
         self.lease = lease
         self.serial = 0
         self.last: Exchange | None = None
+        self.after = ""
 
     async def exchange(
         self,
@@ -208,8 +209,12 @@ class Worker:
             watches=list(watches),
             told=list(told),
             fires=list(fires),
+            after=self.after,
         )
-        return await self.store.exchange(self.last)
+        reply = await self.store.exchange(self.last)
+        for claim in reply.claims:
+            self.after = claim.queue
+        return reply
 
     async def repeat(self) -> Exchanged:
         """Sends the last exchange again, as after a reply that was lost."""

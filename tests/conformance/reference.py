@@ -259,7 +259,7 @@ class Reference:
         refused |= self._settle(said.settles)
         refused |= {watch.token for watch in said.watches if not self._owner(watch.token)}
         self._tick(idle)
-        self._claim(said, reply.claims)
+        self._claim(said, reply.claims, said.after)
         # It gets as many as there are slots, or all that nothing keeps from it.
         assert len(reply.claims) <= min(said.slots, CLAIM_LIMIT)
         assert len(reply.claims) == min(said.slots, CLAIM_LIMIT) or not self.ready(said.worker)
@@ -295,7 +295,7 @@ class Reference:
             assert (same.cut_off, same.checkpoints) == (claim.cut_off, claim.checkpoints)
         self._tick(self.turns.any_idle(reply.now))
         assert len(reply.claims) <= max(said.slots, len(first.claims))
-        self._claim(said, list(again.values()))
+        self._claim(said, list(again.values()), None)
         return list(again.values())
 
     def _owner(self, token: int) -> Run | None:
@@ -430,7 +430,8 @@ class Reference:
         may = [run for run in self._queued(worker) if self.turns.claimable(run, worker, self.workers[worker].sessions)]
         return sorted(may, key=lambda run: run.rank)
 
-    def _claim(self, said: Exchange, claims: list[Claim]) -> None:
+    def _claim(self, said: Exchange, claims: list[Claim], after: str | None) -> None:
+        """Takes claims over; by turns of queues, beginning behind `after`, unless that is None."""
         assert len({claim.token for claim in claims}) == len(claims)
         for claim in claims:
             run = self.runs[claim.id]
@@ -438,6 +439,9 @@ class Reference:
             assert run in ready, f"{claim.id} was claimed, which something keeps from it"
             before = [each.id for each in ready if _before(each, run)]
             assert not before, f"{claim.id} was claimed before {before}"
+            if after is not None:
+                after = self._turn(ready, after)
+                assert claim.queue == after, f"{claim.id} was claimed when it was the turn of {after}"
             assert claim.token >> 8 == (said.worker << 32) + said.serial
             self._check(claim, run)
             run.owner, run.token = said.worker, claim.token
@@ -445,6 +449,11 @@ class Reference:
             run.shown.started_at = run.shown.started_at or self.clock.now()
             run.cut_off, run.parked_for = False, None
             self.turns.own(run, said.worker, self.workers[said.worker].session_idle)
+
+    def _turn(self, ready: list[Run], after: str) -> str:
+        """The next queue that has a ready run."""
+        queues = sorted({run.shown.queue for run in ready})
+        return next((queue for queue in queues if queue > after), queues[0])
 
     def _check(self, claim: Claim, run: Run) -> None:
         shown = run.shown

@@ -76,6 +76,7 @@ class Incarnation:
     def __init__(self, number: int, name: str, lease: int) -> None:
         self.id, self.name, self.lease = number, name, lease
         self.serial = 0
+        self.after = ""
         self.last: Exchange | None = None
         self.reply: Exchanged | None = None
 
@@ -185,7 +186,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def next_exchange(self, worker: Incarnation, slots: int) -> Exchange:
         worker.serial += 1
-        return Exchange(worker=worker.id, serial=worker.serial, slots=slots)
+        return Exchange(worker=worker.id, serial=worker.serial, slots=slots, after=worker.after)
 
     def say(self, worker: Incarnation, exchange: Exchange) -> None:
         worker.last = exchange
@@ -193,6 +194,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.reference.exchange(exchange, reply)
         worker.reply = reply
         self.claims += [(worker, claim) for claim in reply.claims]
+        for claim in reply.claims:
+            worker.after = claim.queue
         if reply.gone:
             self.look()
 

@@ -15,6 +15,7 @@ def claim(
     token: int = 1,
     *,
     id: str = "run",
+    queue: str = "default",
     checkpoints: Sequence[Checkpoint] = (),
     signals: Sequence[Arrived] = (),
     more_checkpoints: bool = False,
@@ -25,7 +26,7 @@ def claim(
         token=token,
         id=id,
         workflow="flow",
-        queue="default",
+        queue=queue,
         input="{}",
         attempt=1,
         crashes=0,
@@ -137,6 +138,7 @@ class ScriptedStore:
             list(exchange.settles),
             exchange.slots,
             list(exchange.watches),
+            after=exchange.after,
         )
         async with self.made:
             self.exchanges.append(copy)

@@ -121,6 +121,17 @@ async def test_more_work_is_fetched_at_once_as_long_as_there_is_room(bench: Benc
     assert len(bench.store.exchanges) == 4
 
 
+async def test_the_turns_of_queues_go_on_behind_that_of_the_last_claim(bench: Bench) -> None:
+    assert (await bench.store.number(1)).after == ""
+    bench.answer(reply(claims=[claim(1, queue="a"), claim(2, queue="b")]), reply())
+    bench.pump.hint()
+    await bench.store.number(2)
+    for number in (3, 4):
+        await turns()
+        bench.pump.hint()
+        assert (await bench.store.number(number)).after == "b"
+
+
 async def test_many_hints_without_room_become_one_look(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.free = 0
     for _ in range(50):

@@ -85,6 +85,7 @@ class Pump:
         self._alarm_at: Millis | None = None
         self._serial = 0
         self._worker = 0
+        self._last_queue = ""
         self._stopping = False
         self.claiming = True
         self.dead = False
@@ -220,6 +221,7 @@ class Pump:
             watches=list(self._watches.values()),
             told=list(self._told.values()),
             fires=self._fires,
+            after=self._last_queue,
         )
         self._told, self._fires = {}, []
         return exchange, saves
@@ -305,6 +307,7 @@ class Pump:
             if owner := self.owners.get(seen.token):
                 owner.saw(seen)
         for claim in reply.claims:
+            self._last_queue = claim.queue
             self._begin(claim)
         # Of those that were not sent yet the store tells again.
         self._fires = [fire for schedule in reply.due for fire in _fires(schedule, reply.now)]

@@ -138,6 +138,11 @@ class Exchange(Struct, omit_defaults=True):
     with `Cancelling.deadline` set, and fails then. Its descendants are cancelled, whatever their state, for
     `PARENT_DEADLINE_PASSED`. One that is being cancelled already is left to that.
 
+    Queues take turns: each run that is claimed is the first one (by priority, then place) that may begin in the next
+    queue that has any, in the order of their names (by code point), round from the last to the first, beginning behind
+    `after`. (Where all that is ready may begin: the n-th of each queue comes before the n+1-th of any, and of the n-th
+    ones those of the queues behind `after` come first.)
+
     `serial` counts the exchanges of an incarnation. A repeated one (`repeated`, after an error that leaves open
     whether it took effect) bears the serial of the first and gets the same claims.
     Tokens of the claims are `(worker << 40) + (serial << 8) + n`: unique without asking the store for a number.
@@ -153,6 +158,8 @@ class Exchange(Struct, omit_defaults=True):
     watches: list[Watch] = []
     told: list[Told] = []
     fires: list[Fire] = []
+    after: str = ""
+    """The queue of the run that it claimed last; "" before the first one."""
 
 
 class Cancelling(Struct, omit_defaults=True):

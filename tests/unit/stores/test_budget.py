@@ -61,7 +61,9 @@ def test_what_is_picked_is_in_order_and_as_much_as_may_be(
 ) -> None:
     heads = [Head(n, priority, n, queue, workflow, "", None) for n, (queue, workflow, priority) in enumerate(lanes)]
     picked = pick(heads, {scope: Budget(9, room) for scope, room in left.items()}, slots, 0, 0).chosen
-    assert picked == sorted(picked, key=lambda each: (each.priority, each.place))
+    for queue in "ab":
+        own = [each for each in picked if each.queue == queue]
+        assert own == sorted(own, key=lambda each: (each.priority, each.place))
     for scope, room in left.items():
         assert sum(scope in scopes_of(each.queue, each.workflow) for each in picked) <= room
     for other in set(heads) - set(picked):
@@ -72,6 +74,28 @@ def test_what_is_picked_is_in_order_and_as_much_as_may_be(
             and sum(scope in scopes_of(each.queue, each.workflow) for each in picked) == room
         ]
         assert len(picked) == slots or full
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 1)), max_size=30),
+    st.sampled_from(["", "a", "b", "bb", "c", "d"]),
+    st.integers(0, 12),
+)
+def test_queues_take_turns(ready: list[tuple[str, int]], after: str, slots: int) -> None:
+    heads = [Head(n, priority, n, queue, "w", "", None) for n, (queue, priority) in enumerate(ready)]
+    left = sorted(heads, key=lambda each: (each.priority, each.place))
+    for each in pick(heads, {}, slots, 0, 0, after).chosen:
+        queues = sorted({head.queue for head in left})
+        after = next((queue for queue in queues if queue > after), queues[0])
+        assert each == next(head for head in left if head.queue == after)
+        left.remove(each)
+
+
+def test_a_queue_goes_on_with_what_may_begin_of_it() -> None:
+    heads = [Head(n, 0, n, queue, workflow, "", None) for n, (queue, workflow) in enumerate(["ax", "ay", "bx", "by"])]
+    full = {Scope(ScopeKind.WORKFLOW, "x"): Budget(1, 0)}
+    assert [each.run for each in pick(heads, full, 1, 0, 0, "b").chosen] == [1]
+    assert [each.run for each in pick(heads, full, 1, 0, 0, "a").chosen] == [3]
 
 
 def test_a_late_group_is_told_of_and_holds_up_nobody() -> None:

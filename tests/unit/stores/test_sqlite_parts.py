@@ -106,8 +106,8 @@ def plan_of_text(sql: str, params: dict[str, object], path: Path) -> str:
 
 
 def test_a_claim_walks_the_ready_index_and_no_table(tmp_path: Path) -> None:
-    params = dict.fromkeys(("worker", "slots", "token", "bytes", "page", "now"), 1)
-    plan = plan_of("exchange", "claim", {**params}, tmp_path)
+    params = dict.fromkeys(("worker", "slots", "after"), 1)
+    plan = plan_of("exchange", "turns", {**params}, tmp_path)
     assert "SEARCH q USING COVERING INDEX run_ready (lane=? AND owner=?)" in plan or (
         "SEARCH q USING INDEX run_ready (lane=? AND owner=?)" in plan
     )

@@ -1,4 +1,4 @@
-"""Claiming. Where there are neither limits nor sessions to look at, one statement does all of it."""
+"""Claiming. Where there are neither limits nor sessions to look at, the store itself picks what is claimed."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def claim_for(transaction: Transaction, exchange: Exchange, *, strict: bool) -> 
     if slots > 0:
         params = {"worker": exchange.worker, "token": token, "bytes": CLAIM_BYTES, "page": PAGE, "now": transaction.now}
         if strict:
-            _claim_within_budgets(transaction, params, slots)
+            _claim_within_budgets(transaction, params, slots, exchange.after)
         else:
-            transaction.change(_SQL["claim"], {**params, "slots": slots})
+            _claim_by_turns(transaction, params, slots, exchange.after)
 
 
 def outlook(transaction: Transaction, worker: int) -> Outlook:
     """What budgets and sessions leave to be claimed. Reads only."""
-    survey = _survey(transaction, worker, 1)
+    survey = _survey(transaction, worker, 1, "")
     picked, rooms = survey.pick, survey.rooms
     # One that owns as many sessions as it may looks again when it gives one up, if there is another one.
     room_at = rooms.keeps_until if rooms.wanted and rooms.more <= 0 else None
@@ -96,9 +96,16 @@ def outlook(transaction: Transaction, worker: int) -> Outlook:
     return Outlook(bool(picked.chosen or picked.late), min(times, default=None))
 
 
-def _claim_within_budgets(transaction: Transaction, params: dict[str, int], slots: int) -> None:
+def _claim_by_turns(transaction: Transaction, params: dict[str, int], slots: int, after: str) -> None:
+    wanted = {"worker": params["worker"], "slots": slots, "after": after}
+    (runs,) = transaction.row(_SQL["turns"], wanted)
+    if runs != "[]":
+        transaction.change(_SQL["take"], {**params, "runs": runs})
+
+
+def _claim_within_budgets(transaction: Transaction, params: dict[str, int], slots: int, after: str) -> None:
     for _ in range(_ROUNDS):
-        survey = _survey(transaction, params["worker"], slots)
+        survey = _survey(transaction, params["worker"], slots, after)
         picked = survey.pick
         if picked.late:
             transaction.change(_SQL["put_off"], {"runs": encode([(head.run, at) for head, at in picked.late])})
@@ -110,18 +117,19 @@ def _claim_within_budgets(transaction: Transaction, params: dict[str, int], slot
         _note_rates(transaction, survey.left)
         slots -= taken
         params["token"] += taken
+        after = picked.chosen[taken - 1].queue if taken else after
         if slots <= 0 or taken < len(picked.chosen) or not (taken or picked.late):
             return
 
 
-def _survey(transaction: Transaction, worker: int, slots: int) -> _Survey:
+def _survey(transaction: Transaction, worker: int, slots: int, after: str) -> _Survey:
     rooms = _rooms(transaction, worker)
     params = {"worker": worker, "least": -1 if rooms.more > 0 else 0, "slots": slots}
     heads = _Heads.decode(transaction.row(_SQL["heads"], params)[0])
     if not heads:
         return _Survey({}, Pick(), rooms)
     left = budgets(transaction, heads)
-    return _Survey(left, pick(heads, left, slots, rooms.more, transaction.now), rooms)
+    return _Survey(left, pick(heads, left, slots, rooms.more, transaction.now, after), rooms)
 
 
 def _rooms(transaction: Transaction, worker: int) -> _Rooms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,9 +25,10 @@ DUE_SCHEDULES = 10
 """The most schedules that one reply tells of as due."""
 
 _SQL = load("exchange")
-_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION, _GROUP = 1, 2, 4, 8, 16, 32, 64
+_NONE: frozenset[int] = frozenset()
+_LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION = 1, 2, 4, 8, 16, 32
 
-_Flags = msgspec.json.Decoder(list[tuple[int, int]])
+_Named = msgspec.json.Decoder(tuple[list[tuple[int, int]], int | None])
 _Cancelled = msgspec.json.Decoder(list[tuple[int, Cancelling]])
 _Claims = msgspec.json.Decoder(list[Claim])
 _Numbers = msgspec.json.Decoder(list[int])
@@ -40,17 +41,30 @@ class _Head(msgspec.Struct):
     """What the store said of the claims that an exchange names (tokens by flags), and of times."""
 
     flags: dict[int, int]
+    grouped: bool
+    """Whether any of the claims is of a run of a group."""
     next_at: Millis | None
     timers_due: bool
     deadlines_due: bool
     sessions_idle: bool
     sessions: int
     """How many sessions the worker may own."""
+    wanted: bool
+    """Whether a run is ready for the worker whose session nobody owns."""
     limited: bool
     known: bool
+    ready: bool
+    """Whether a run is ready for the worker."""
+    news: bool
+    """Whether the worker has to be told of a cancellation or a schedule."""
 
-    def having(self, flag: int) -> set[int]:
-        return {token for token, flags in self.flags.items() if flags & flag}
+    def having(self, flag: int) -> Set[int]:
+        return {token for token, flags in self.flags.items() if flags & flag} if self.flags else _NONE
+
+    @property
+    def due(self) -> bool:
+        """Whether there is anything to be taken up."""
+        return self.timers_due or self.deadlines_due or self.sessions_idle
 
 
 def silent(exchange: Exchange) -> bool:
@@ -63,8 +77,10 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     if not silent(exchange):
         return None
     head = _head(transaction, exchange)
-    if head.timers_due or head.deadlines_due or head.sessions_idle:
+    if head.due:
         return None
+    if _brief(exchange, head):
+        return _brief_reply(transaction, exchange, head)
     left_over = outlook(transaction, exchange.worker) if _strict(transaction, exchange, head) else None
     reply, _ = _reply(transaction, exchange, head, left_over)
     return None if reply.more and exchange.slots > 0 else reply
@@ -75,6 +91,8 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     head = _head(transaction, exchange)
     ready, existed = _save(transaction, exchange, head)
     _tell(transaction, exchange, head)
+    if _brief(exchange, head):
+        return _brief_reply(transaction, exchange, head)
     ready |= _settle(transaction, exchange, head)
     more, left_over = False, None
     if head.known:
@@ -103,22 +121,43 @@ def _strict(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
     return head.known and (head.limited or (head.sessions > 0 and sessions_wanted(transaction, exchange.worker)))
 
 
-def _head(transaction: Transaction, exchange: Exchange) -> _Head:
-    named = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
-    tokens = [(ref, token) for token, ref in named.items()]
-    now = transaction.now
-    flags, timer, deadline, slot, idle_until, sessions, limited = transaction.row(
-        _SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker, "now": now}
+def _brief(exchange: Exchange, head: _Head) -> bool:
+    """Whether the exchange makes nothing ready and claims nothing, so that `head` still tells all when it is done."""
+    return (
+        head.known
+        and not (head.due or head.news)
+        and (not head.ready or (exchange.slots <= 0 and not head.limited and not (head.sessions and head.wanted)))
+        and not (exchange.settles or exchange.fires or exchange.repeated)
+        and not any(save.starts for save in exchange.saves)
     )
+
+
+def _brief_reply(transaction: Transaction, exchange: Exchange, head: _Head) -> Exchanged:
+    refused, seen = sorted(_refused(exchange, head)), _watch(transaction, exchange, head)
+    return Exchanged(transaction.now, [], refused, [], seen, head.next_at, more=head.ready)
+
+
+def _head(transaction: Transaction, exchange: Exchange) -> _Head:
+    refs = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
+    tokens = [(ref, token) for token, ref in refs.items()]
+    now, named, timer, deadline, slot, idle_until, sessions, wanted, limited, ready, news = transaction.row(
+        _SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker, "now": transaction.known_now}
+    )
+    transaction.known_now = now
+    flags, grouped = _Named.decode(named)
     return _Head(
-        flags=dict(_Flags.decode(flags)),
+        flags=dict(flags),
+        grouped=bool(grouped),
         next_at=_first(timer, deadline, slot),
         timers_due=timer is not None and timer <= now,
         deadlines_due=deadline is not None and deadline <= now,
         sessions_idle=idle_until is not None and idle_until <= now,
         sessions=sessions or 0,
+        wanted=bool(wanted),
         limited=bool(limited),
         known=sessions is not None,
+        ready=bool(ready),
+        news=bool(news),
     )
 
 
@@ -142,7 +181,11 @@ def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bo
     answers = iter(started)
     rows = [_row(save) if save.starts is None else _child_row(save, next(answers)) for save in saves]
     kept = [save for save, row in zip(saves, rows, strict=True) if row is not None]
-    transaction.change(_SQL["save"], {"saves": encode([row for row in rows if row]), "now": transaction.now})
+    written = [row for row in rows if row is not None]
+    if len(written) == 1:
+        transaction.change(_SQL["save_one"], (*written[0], transaction.now))
+    else:
+        transaction.change(_SQL["save"], {"saves": encode(written), "now": transaction.now})
     consumed = [(save.ref, save.consumes, save.checkpoint.key) for save in kept if save.consumes is not None]
     if consumed:
         transaction.change(_SQL["consume"], {"consumed": encode(consumed)})
@@ -171,6 +214,8 @@ def _child_row(save: Save, answer: Started) -> tuple[Any, ...] | None:
 
 
 def _tell(transaction: Transaction, exchange: Exchange, head: _Head) -> None:
+    if not exchange.told:
+        return
     stopped = head.having(_LOST | _SETTLED)
     told = [(said.ref, said.status) for said in exchange.told if said.token not in stopped]
     if told:
@@ -229,7 +274,7 @@ def _settle(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
         if any(settle.token in children for settle in settles):
             transaction.tell.add(Topic.WORK)  # The parent may be running, and watch for this.
     # A slot of a group may have gone on to a run that nobody named.
-    return woken or decided.queued or bool(head.having(_GROUP))
+    return woken or decided.queued or head.grouped
 
 
 def _take_up(transaction: Transaction, head: _Head) -> tuple[bool, bool]:
@@ -292,11 +337,15 @@ def _claims(rows: str, ties: str) -> list[Claim]:
 
 
 def _refused(exchange: Exchange, head: _Head) -> Iterable[int]:
+    if not head.flags:
+        return _NONE
     # A claim that this exchange settles, and that has been settled by it already, is one that is repeated.
     return head.having(_LOST) | (head.having(_SETTLED) - {settle.token for settle in exchange.settles})
 
 
 def _watch(transaction: Transaction, exchange: Exchange, head: _Head) -> list[Seen]:
+    if not exchange.watches:
+        return []
     settled = {settle.token for settle in exchange.settles}
     stopped = head.having(_LOST | _SETTLED) | settled
     rows = [

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -49,15 +49,15 @@ class Transaction:
         self.lanes = lanes
         """Numbers of lanes, as far as they are known; forgotten when a transaction is rolled back."""
         self.tell: set[Topic] = set()
-        self._clock = clock
-        self._now: Millis | None = None
+        self.known_now: Millis | None = clock() if clock else None
+        """The store's time, once it is known: a statement may bring it along."""
 
     @property
     def now(self) -> Millis:
         """The store's time, the same for all operations of the transaction."""
-        if self._now is None:
-            self._now = self._clock() if self._clock else int(self.row(_NOW)[0])
-        return self._now
+        if self.known_now is None:
+            self.known_now = int(self.row(_NOW)[0])
+        return self.known_now
 
     def row(self, sql: str, params: Mapping[str, object] | None = None) -> tuple[Any, ...]:
         """The first row of a statement that always has one."""
@@ -67,7 +67,7 @@ class Transaction:
         """The first row of a statement, if there is any."""
         return self.connection.execute(sql, params).fetchone()
 
-    def change(self, sql: str, params: Mapping[str, object]) -> int:
+    def change(self, sql: str, params: Mapping[str, object] | Sequence[object]) -> int:
         """Runs a statement that writes; returns how many rows it touched, without those that triggers touched."""
         return self.connection.execute(sql, params).rowcount
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from msgspec import Struct, field
 
@@ -32,7 +32,7 @@ class Plan(Struct):
     queued: bool = False
 
 
-def plan(settles: Sequence[Settle], cancelling: set[int], now: Millis) -> Plan:
+def plan(settles: Sequence[Settle], cancelling: Set[int], now: Millis) -> Plan:
     """Decides for settles that are accepted. `cancelling` has the tokens of runs that are being cancelled: unless
     they end they are released, so that they are claimed again and told of it."""
     plan = Plan()

@@ -2,14 +2,18 @@
 -- steps does not depend on the number of runs. All but `head`, `seen` and `reply` write: they need the write lock.
 
 -- name: head
--- What the rest of the exchange depends on: of the claims that are named, those with something to be minded (flags:
--- 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a parent, 32 has a session, 64 has a group), the
--- next times, when the first session has been idle for long enough, how
--- many sessions the worker may own (NULL when it is not known), and whether claims have to look at budgets.
--- Reads by primary key; run_timer, run_deadline, schedule_next, session_idle and scope_budget for one entry.
+-- The store's time (or the one that is given), and what the rest of the exchange depends on: of the claims that are
+-- named, those with something to be minded (flags: 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a
+-- parent, 32 has a session), and whether any has a group; the next times, and when the first session has been idle for long enough;
+-- how many sessions the worker may own (NULL when it is not known), and whether a run is ready for it whose session
+-- nobody owns; whether claims have to look at budgets; whether anything is ready for it; and whether it has to be told
+-- of a cancellation or a schedule.
+-- Reads by primary key; run_timer, run_deadline, schedule_next, session_idle, scope_budget, run_ready, run_cancelling
+-- for one entry.
 SELECT
+    t.now,
     (
-        SELECT json_group_array(json_array(token, flags))
+        SELECT json_array(json_group_array(json_array(token, flags)) FILTER (WHERE flags & 63), max(flags & 64))
         FROM (
             SELECT
                 json_extract(e.value, '$[1]') AS token,
@@ -22,7 +26,6 @@ SELECT
                 END AS flags
             FROM json_each(:tokens) AS e LEFT JOIN run AS r ON r.seq = json_extract(e.value, '$[0]')
         )
-        WHERE flags > 0
     ),
     (SELECT wake_at FROM run WHERE wake_at IS NOT NULL ORDER BY wake_at LIMIT 1),
     (
@@ -32,11 +35,32 @@ SELECT
     ),
     (
         SELECT next_slot FROM schedule INDEXED BY schedule_next
-        WHERE next_slot > :now AND paused = 0 ORDER BY next_slot LIMIT 1
+        WHERE next_slot > t.now AND paused = 0 ORDER BY next_slot LIMIT 1
     ),
     (SELECT idle_until FROM session WHERE idle_until IS NOT NULL ORDER BY idle_until LIMIT 1),
     (SELECT sessions FROM worker WHERE id = :worker),
-    EXISTS (SELECT 1 FROM scope INDEXED BY scope_budget WHERE budget = 1);
+    EXISTS (
+        SELECT 1
+        FROM worker_lane AS s CROSS JOIN run AS q INDEXED BY run_ready
+        WHERE s.worker = :worker AND s.owner = -1
+            AND q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
+    ),
+    EXISTS (SELECT 1 FROM scope INDEXED BY scope_budget WHERE budget = 1),
+    EXISTS (
+        SELECT 1
+        FROM worker_lane AS s CROSS JOIN run AS q INDEXED BY run_ready
+        WHERE s.worker = :worker
+            AND q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
+    ),
+    EXISTS (
+        SELECT 1 FROM run INDEXED BY run_cancelling
+        WHERE worker = :worker AND state = 'running' AND cancelling IS NOT NULL
+    ) OR EXISTS (
+        SELECT 1 FROM schedule INDEXED BY schedule_next WHERE next_slot <= t.now AND paused = 0
+    )
+FROM (
+    SELECT coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)) AS now
+) AS t;
 
 -- name: save
 -- Keeps checkpoints at new positions, in the order of the batch. Uses the primary key and checkpoint_key.
@@ -56,6 +80,25 @@ SELECT
     json_extract(e.value, '$[9]')
 FROM json_each(:saves) AS e
 WHERE true
+ON CONFLICT (run, key) DO UPDATE SET
+    position = excluded.position,
+    kind = excluded.kind,
+    outcome = excluded.outcome,
+    attempts = excluded.attempts,
+    digest = excluded.digest,
+    at = excluded.at,
+    started_at = excluded.started_at,
+    saved_at = excluded.saved_at,
+    size = excluded.size,
+    body = excluded.body;
+
+-- name: save_one
+-- Like `save`, for one checkpoint, whose parts are the parameters: a worker with one run under way saves nothing else.
+INSERT INTO checkpoint (run, position, key, kind, outcome, attempts, digest, at, started_at, saved_at, size, body)
+VALUES (
+    ?1, coalesce((SELECT max(c.position) FROM checkpoint AS c WHERE c.run = ?1), 0) + 1,
+    ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?11, ?9, ?10
+)
 ON CONFLICT (run, key) DO UPDATE SET
     position = excluded.position,
     kind = excluded.kind,
@@ -99,7 +142,7 @@ UPDATE run SET crashes = 0 WHERE seq IN (SELECT value FROM json_each(:runs));
 -- name: settle
 -- Ends claims: each goes to a state, with a timer or without. Uses the primary key; ending fires run_ended.
 -- The attempt is counted up by `step` (retry), or begins anew when that is NULL (continue). `number` counts those that
--- end.
+-- end: those give up their slots here, which saves a trigger to write them once more.
 UPDATE run SET
     state = e.state,
     wake_at = e.wake_at,
@@ -109,6 +152,7 @@ UPDATE run SET
     worker = NULL,
     settled = e.token,
     cancelling = CASE WHEN e.number IS NULL THEN cancelling END,
+    slot = CASE WHEN e.number IS NULL OR slot IS NULL THEN slot ELSE 0 END,
     finished_at = CASE WHEN e.number IS NOT NULL THEN :now END,
     finish = :finish + e.number
 FROM (
@@ -233,48 +277,27 @@ FROM (
     ORDER BY deadline LIMIT :limit
 );
 
--- name: claim
--- Gives the first ready runs of the worker's lanes to it, in order, as long as they fit into the bytes. Walks at most
--- :slots entries of run_ready for each lane; all it touches is claimed, or comes right after what is.
-WITH picked AS MATERIALIZED (
-    SELECT r.seq, r.priority, r.place
-    FROM worker_lane AS s CROSS JOIN run AS r
-    WHERE s.worker = :worker
-        AND r.seq IN (
-            SELECT q.seq FROM run AS q INDEXED BY run_ready
-            WHERE q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
-            ORDER BY q.priority, q.place, q.seq
-            LIMIT :slots
-        )
-    ORDER BY r.priority, r.place, r.seq
+-- name: turns
+-- The first ready runs of the worker's lanes, for a claim that has neither budgets nor sessions to look at: by turns of
+-- their queues, which go on behind :after. Walks at most :slots entries of run_ready for each lane; all it touches is
+-- claimed, or comes right after what is.
+SELECT json_group_array(seq)
+FROM (
+    SELECT seq
+    FROM (
+        SELECT r.seq, l.queue, row_number() OVER (PARTITION BY l.queue ORDER BY r.priority, r.place, r.seq) AS turn
+        FROM worker_lane AS s CROSS JOIN lane AS l ON l.id = s.lane CROSS JOIN run AS r
+        WHERE s.worker = :worker
+            AND r.seq IN (
+                SELECT q.seq FROM run AS q INDEXED BY run_ready
+                WHERE q.lane = s.lane AND q.owner = s.owner AND q.state = 'queued' AND q.held IS NULL
+                ORDER BY q.priority, q.place, q.seq
+                LIMIT :slots
+            )
+    )
+    ORDER BY turn, queue <= :after, queue
     LIMIT :slots
-),
-sized AS (
-    SELECT
-        p.seq,
-        p.priority,
-        p.place,
-        i.size + coalesce(
-            (
-                SELECT sum(size)
-                FROM (SELECT size FROM checkpoint AS c WHERE c.run = p.seq ORDER BY c.position LIMIT :page)
-            ),
-            0
-        ) AS size
-    FROM picked AS p CROSS JOIN input AS i ON i.run = p.seq
-),
-ranked AS (
-    SELECT seq, row_number() OVER places AS number, sum(size) OVER places AS bytes
-    FROM sized
-    WINDOW places AS (ORDER BY priority, place, seq ROWS UNBOUNDED PRECEDING)
-)
-UPDATE run SET
-    state = 'running',
-    worker = :worker,
-    token = :token + ranked.number - 1,
-    started_at = coalesce(started_at, :now)
-FROM ranked
-WHERE run.seq = ranked.seq AND (ranked.number = 1 OR ranked.bytes <= :bytes);
+);
 
 -- name: heads
 -- The first ready runs of the worker's lanes, for a claim that has to look at budgets or sessions: where there are
