@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 
 import asyncpg
 
 from perdure.errors import (
     CheckpointNotFound,
+    InvalidInput,
     KeyTaken,
     PerdureError,
     RunEnded,
@@ -17,6 +19,8 @@ from perdure.errors import (
     StoreError,
     StoreUnavailable,
     StoreUrlError,
+    batch_conflict,
+    id_conflict,
 )
 from perdure.stores.postgres.url import Location
 
@@ -27,8 +31,15 @@ DOMAIN: dict[str, type[PerdureError]] = {
     "PD004": CheckpointNotFound,
     "PD005": KeyTaken,
     "PD006": ScheduleNotFound,
+    "PD010": InvalidInput,
 }
 """What the SQL functions raise by codes of their own; the message is theirs, for people."""
+
+_CONFLICTS: dict[str, Callable[[str, str], PerdureError]] = {
+    "PD008": lambda batch, what: batch_conflict(batch, what),
+    "PD009": lambda run_id, _: id_conflict(run_id, "a run of this batch"),
+}
+"""The same, where the detail is an id."""
 
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """Whatever a call of the driver may raise."""
@@ -122,6 +133,8 @@ def _translate(error: BaseException, location: Location) -> Exception:
 def _from_server(error: asyncpg.PostgresError, location: Location, where: str) -> Exception:
     state = code(error)
     said = str(error.args[0]) if error.args else str(error)  # Without hints, some of which are the driver's.
+    if state in _CONFLICTS:
+        return _CONFLICTS[state](error.detail or "", said)
     if state in DOMAIN:
         return DOMAIN[state](said)
     if error.detail:

@@ -18,7 +18,6 @@ from perdure.model import (
     Checkpoint,
     Ended,
     Millis,
-    ScheduleRecord,
     deadline_exceeded,
 )
 from perdure.stores.base import (
@@ -35,6 +34,7 @@ from perdure.stores.base import (
     Settle,
     To,
 )
+from perdure.stores.sqlite.schedules import read_schedules
 from perdure.stores.postgres.session import Session, encode, parse
 
 _ENDS = {To.SUCCEEDED, To.FAILED, To.CANCELLED}
@@ -55,12 +55,12 @@ class Particulars(Struct):
     checkpoints: list[Checkpoint] | None = None
     signals: list[Arrived] | None = None
     ended: list[Ended] | None = None
+    missing: list[str] | None = None
 
 
 _Particulars = msgspec.json.Decoder(Particulars)
 _Cancelled = msgspec.json.Decoder(list[tuple[int, Cancelling]])
 _Seen = msgspec.json.Decoder(list[Seen])
-_Due = msgspec.json.Decoder(list[ScheduleRecord])
 _Existed = msgspec.json.Decoder(list[Existed])
 _Lanes = msgspec.json.Decoder(list[tuple[int, str, str, str]])
 
@@ -94,6 +94,10 @@ class Desk:
             *_told(exchange),
             *_watches(exchange),
             encode(exchange.fires) if exchange.fires else None,
+            [ref for ref, _ in exchange.owned] if exchange.owned else None,
+            [token for _, token in exchange.owned] if exchange.owned else None,
+            exchange.skips or None,
+            exchange.draining,
         )
         if row["gone"]:
             self._served.pop(exchange.worker, None)
@@ -110,7 +114,7 @@ class Desk:
             seen=parse(_Seen, row["seen"]),
             next_at=row["next_at"],
             more=row["more"],
-            due=parse(_Due, row["due"]),
+            due=read_schedules(row["due"] or "[]"),
             existed=parse(_Existed, row["existed"]),
         )
 
@@ -148,6 +152,7 @@ class Desk:
                     checkpoints=checkpoints[:PAGE],
                     signals=signals[:PAGE],
                     ended=more.ended or [],
+                    missing=more.missing or [],
                     more_checkpoints=len(checkpoints) > PAGE,
                     more_signals=len(signals) > PAGE,
                     group=more.group or "",

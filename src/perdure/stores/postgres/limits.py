@@ -23,6 +23,7 @@ class _LimitRow(NamedTuple):
     who: str
     at: Millis
     used: int
+    queues: int
 
 
 class _RevisionRow(NamedTuple):
@@ -104,6 +105,7 @@ def _records(text: str | None) -> list[LimitRecord]:
             who=row.who,
             at=row.at,
             running=row.used,
+            queues=row.queues,
         )
         for row in parse(_Limits, text)
     ]

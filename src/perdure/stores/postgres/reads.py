@@ -39,6 +39,11 @@ async def ended(db: Session, run_ids: Sequence[str]) -> list[Ended]:
     return await db.decode(_Ended, "ended", list(run_ids))
 
 
+async def missing(db: Session, run_ids: Sequence[str]) -> list[str]:
+    """Those of the ids that no run has."""
+    return [row[0] for row in await db.read("missing", list(run_ids))]
+
+
 async def history(db: Session, run_id: str, after: int, limit: int) -> list[Checkpoint]:
     """A page of checkpoints, in order of position."""
     return await db.decode(_Checkpoints, "history", run_id, after, limit)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.model import Retention, State
+from perdure.model import Millis, Retention, State
 from perdure.stores.postgres.session import Session
-from perdure.stores.sqlite.retention import choose
+from perdure.stores.sqlite.retention import Due, Ending, choose
 
 _Lanes = msgspec.json.Decoder(list[tuple[int, str, dict[State, int], dict[State, int]]])
 
@@ -19,20 +19,27 @@ async def prune(db: Session, policies: Sequence[Retention], limit: int) -> int:
     removed = 0
     more = True
     while more and removed < limit:
-        endings, parents = await _due(db, policies, limit - removed)
-        if not endings and not parents:
+        due = await _due(db, policies, limit - removed)
+        if due.nothing:
             break
-        gone, more = await db.call(
-            "prune", [seq for _, seq in endings], [finish for finish, _ in endings], parents
-        )
-        removed += gone
+        more = False
+        for part in due.parts():
+            gone, changed = await db.call(
+                "prune",
+                db.clock(),
+                [ending.seq for ending in part.endings],
+                [ending.finish for ending in part.endings],
+                part.keepers,
+                part.empty,
+            )
+            removed += gone
+            more |= changed
     return removed
 
 
-async def _due(db: Session, policies: Sequence[Retention], limit: int) -> tuple[list[tuple[int, int]], list[str]]:
-    """What policies let go, as (place in the order of finishing, number), and parents that ended since some of their
-    children were passed over."""
-    parents = [row[0] for row in await db.read("parents", limit)]
+async def _due(db: Session, policies: Sequence[Retention], limit: int) -> Due:
+    """What policies let go, at most `limit`. Reads little more than it returns."""
+    keepers = [row[0] for row in await db.read("keepers", limit)]
     places: dict[Retention, list[tuple[int, State]]] = defaultdict(list)
     runs: dict[Retention, int] = defaultdict(int)
     for lane, workflow, ended, kept in await db.decode(_Lanes, "lanes"):
@@ -41,7 +48,7 @@ async def _due(db: Session, policies: Sequence[Retention], limit: int) -> tuple[
             if policy is not None:
                 places[policy].append((lane, state))
                 runs[policy] += number - kept.get(state, 0)
-    found: list[tuple[int, int]] = []
+    found: list[Ending] = []
     now = db.clock() or int(await db.get("now"))
     for policy, held in places.items():
         surplus = 0 if policy.count is None else runs[policy] - policy.count
@@ -50,5 +57,15 @@ async def _due(db: Session, policies: Sequence[Retention], limit: int) -> tuple[
         for number, (finish, finished_at, seq) in enumerate(rows):
             if number >= surplus and (latest is None or finished_at > latest):
                 break
-            found.append((finish, seq))
-    return sorted(found)[:limit], parents
+            found.append(Ending(finish, seq))
+    endings = sorted(found)[:limit]
+    sizes = [row[0] for row in await db.read("sizes", [ending.seq for ending in endings])]
+    return Due(keepers, endings, sizes, await _empty(db, policies, now, limit))
+
+
+async def _empty(db: Session, policies: Sequence[Retention], now: Millis, limit: int) -> list[str]:
+    """Batches without runs, which go when what succeeded does, of no workflow in particular."""
+    policy = choose(policies, "", State.SUCCEEDED)
+    if policy is None or policy.age is None:
+        return []
+    return [row[0] for row in await db.read("empty", now - policy.age, limit)]

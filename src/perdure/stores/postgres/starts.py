@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.errors import InvalidInput
 from perdure.model import Start, Started
 from perdure.stores.postgres.session import Session, encode
@@ -32,16 +34,16 @@ async def enqueue(db: Session, starts: Sequence[Start]) -> list[Started]:
 async def open_batch(db: Session, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
     """Makes the runs of a batch and its callback."""
     check(starts)
-    for start in starts:
-        start.batch = batch
-    callback_json = None if callback is None else encode(callback)
-    return answers(await db.call("open_batch", db.clock(), batch, encode(starts), callback_json))
+    members = encode([replace(start, batch=batch) for start in starts])
+    called_back = None if callback is None else encode(callback)
+    return answers(await db.call("open_batch", db.clock(), batch, members, called_back))
 
 
 def answers(row: Any) -> list[Started]:
     """The answers to starts, from the row of a call."""
-    ids, existed, same = row
-    return [Started(*each) for each in zip(ids or (), existed or (), same or (), strict=True)]
+    ids, existed, same, limits = row
+    limits = limits or [None] * len(ids or ())
+    return [Started(*each) for each in zip(ids or (), existed or (), same or (), limits, strict=True)]
 
 
 def check(starts: Sequence[Start]) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from perdure.model import (
+    MOST_LABELS,
     Arrived,
     BatchRecord,
     Checkpoint,
@@ -37,11 +36,10 @@ from perdure.stores.postgres import worker as workers
 from perdure.stores.postgres.exchange import Desk
 from perdure.stores.postgres.keeper import LeaseKeeper
 from perdure.stores.postgres.pool import Connections
-from perdure.stores.postgres.session import Session, encode, parse
+from perdure.stores.postgres.session import Session, encode
 from perdure.stores.postgres.told import ToldSubscription
 from perdure.stores.postgres.url import Location
-
-_Schedules = msgspec.json.Decoder(list[ScheduleRecord])
+from perdure.stores.sqlite.schedules import read_schedules
 
 
 class PostgresStore:
@@ -106,6 +104,9 @@ class PostgresStore:
     async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
         return await reads.ended(self._db, run_ids)
 
+    async def missing(self, run_ids: Sequence[str]) -> list[str]:
+        return await reads.missing(self._db, run_ids)
+
     async def history(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Checkpoint]:
         return await reads.history(self._db, run_id, after, limit)
 
@@ -132,7 +133,7 @@ class PostgresStore:
         return await lists.causes(self._db, query)
 
     async def label(self, run_id: str, labels: dict[str, str]) -> None:
-        await self._db.get("set_labels", run_id, encode(labels))
+        await self._db.get("set_labels", run_id, encode(labels), MOST_LABELS)
 
     async def open_batch(self, batch: str, starts_: Sequence[Start], callback: Start | None) -> list[Started]:
         return await starts.open_batch(self._db, batch, starts_, callback)
@@ -168,15 +169,16 @@ class PostgresStore:
     async def put_schedule(self, schedule: Schedule, next_slot: Millis | None, *, declared: bool) -> ScheduleRecord:
         timing = encode([schedule.cron, schedule.tz, schedule.every, schedule.at])
         text = await self._db.get("put_schedule", schedule.name, encode(schedule), timing, declared, next_slot)
-        return parse(_Schedules, text)[0]
+        return read_schedules(text)[0]
 
     async def schedules(self) -> list[ScheduleRecord]:
-        return parse(_Schedules, await self._db.get("schedules", None))
+        return read_schedules(await self._db.get("schedules", None) or "[]")
 
-    async def pause_schedule(
-        self, name: str, *, paused: bool = True, next_slot: Millis | None = None
-    ) -> ScheduleRecord:
-        return parse(_Schedules, await self._db.get("pause_schedule", name, paused, next_slot))[0]
+    async def pause_schedule(self, name: str) -> ScheduleRecord:
+        return read_schedules(await self._db.get("pause_schedule", name, True, None))[0]
+
+    async def resume_schedule(self, name: str, next_slot: Millis | None) -> ScheduleRecord:
+        return read_schedules(await self._db.get("pause_schedule", name, False, next_slot))[0]
 
     async def remove_schedule(self, name: str) -> None:
         await self._db.get("remove_schedule", name)

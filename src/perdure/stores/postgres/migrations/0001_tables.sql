@@ -52,6 +52,7 @@ CREATE TABLE run (
     parent text COLLATE "C",
     batch text COLLATE "C",
     unique_key text COLLATE "C",
+    schedule text COLLATE "C",            -- that made it
     input text NOT NULL,
     first text                            -- what the run was started with, when it has continued with another one
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
@@ -77,7 +78,7 @@ CREATE TABLE live (
     attempt integer NOT NULL DEFAULT 1,
     crashes integer NOT NULL DEFAULT 0,
     max_crashes integer NOT NULL,
-    -- What it has that few have: 1 a parent, 2 a batch, 4 a unique key, 8 labels, 16 signals, 32 waits, 64 a parked past.
+    -- What it has that few have: 1 a parent, 2 a batch, 4 a unique key, 8 labels, 16 signals, 32 a schedule, 64 waits.
     ties integer NOT NULL,
     grp integer,
     session integer,
@@ -91,6 +92,7 @@ CREATE TABLE live (
     held text,                            -- why a queued run may not be claimed; NULL when it may
     cancelling text,                      -- why it is to be cancelled; NULL when it is not
     unique_key text COLLATE "C",
+    schedule text COLLATE "C",            -- that made it
     error text                            -- the last error, while it backs off
 ) WITH (
     fillfactor = 90, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
@@ -104,6 +106,7 @@ CREATE INDEX live_deadline ON live (deadline) WHERE deadline IS NOT NULL AND can
 CREATE INDEX live_owned ON live (worker, token, lane) WHERE state = 'running';
 CREATE INDEX live_cancelling ON live (worker) WHERE state = 'running' AND cancelling IS NOT NULL;
 CREATE INDEX live_away ON live (lane, state) WHERE state IN ('scheduled', 'waiting');
+CREATE INDEX live_schedule ON live (schedule, seq) WHERE schedule IS NOT NULL;
 CREATE INDEX live_unique ON live (unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX live_holder ON live (grp, priority, seq) WHERE slot = 1;
 CREATE INDEX live_line ON live (grp, priority, seq) WHERE slot = 2;
@@ -122,13 +125,14 @@ CREATE TABLE ended (
     attempt integer NOT NULL,
     crashes integer NOT NULL,
     ties integer NOT NULL,
-    kept boolean,                         -- true when its parent lived when it was to be pruned
+    kept text COLLATE "C",                -- what lived when it was to be pruned: 'run:' and its parent's id, or
+                                          -- 'batch:' and its batch's
     state text NOT NULL,
     cause text,                           -- of a failure: type of the error and where it was raised
     body text                             -- the result or the error
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 CREATE INDEX ended_prunable ON ended (lane, state, finish) WHERE kept IS NULL;
-CREATE INDEX ended_kept ON ended (seq) WHERE kept IS NOT NULL;
+CREATE INDEX ended_kept ON ended (kept, lane, state) WHERE kept IS NOT NULL;
 CREATE INDEX ended_failed ON ended (seq) WHERE state = 'failed';
 CREATE INDEX ended_cause ON ended (cause, seq) WHERE cause IS NOT NULL;
 
@@ -197,8 +201,11 @@ CREATE TABLE batch (
     succeeded bigint NOT NULL DEFAULT 0,
     failed bigint NOT NULL DEFAULT 0,
     cancelled bigint NOT NULL DEFAULT 0,
+    items bigint NOT NULL DEFAULT 0,      -- that it was opened with; those whose runs were there are not of it
+    empty_since bigint,                   -- when it was opened with nothing, so that no run takes it along
     callback text COLLATE "C"
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+CREATE INDEX batch_empty ON batch (empty_since) WHERE empty_since IS NOT NULL;
 CREATE INDEX batch_callback ON batch (callback) WHERE callback IS NOT NULL;
 
 -- Recurring starts, by name; `spec` is the whole schedule as JSON, `timing` what its slots are made of.

@@ -222,7 +222,7 @@ END $$;
 -- run whose checkpoint starts it.
 CREATE FUNCTION make_all(
     _now bigint, _starts jsonb, _makers bigint[], _behind boolean, _later boolean,
-    OUT ids text[], OUT existed boolean[], OUT same boolean[]
+    OUT ids text[], OUT existed boolean[], OUT same boolean[], OUT limits integer[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _all record;
@@ -245,7 +245,10 @@ BEGIN
         SELECT g.queue, g.key, group_of(g.queue, g.key, g.most) AS id
         FROM (
             SELECT DISTINCT ON (l.queue, l.group) l.queue, l.group AS key, coalesce(l.group_limit, 1) AS most
-            FROM listed AS l WHERE l.group <> '' ORDER BY l.queue, l.group, l.place
+            FROM listed AS l
+            WHERE l.group <> '' AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = l.id)
+                AND NOT EXISTS (SELECT 1 FROM listed AS b WHERE b.id = l.id AND b.place < l.place)
+            ORDER BY l.queue, l.group, l.place
         ) AS g
     ),
     tied AS (
@@ -266,6 +269,7 @@ BEGIN
         array_agg(coalesce(l.max_crashes, 5) ORDER BY l.place) AS max_crashes,
         array_agg(l.of ORDER BY l.place) AS parents,
         array_agg(g.id ORDER BY l.place) AS groups,
+        array_agg(CASE WHEN l.group <> '' THEN coalesce(l.group_limit, 1) END ORDER BY l.place) AS asked,
         array_agg(CASE WHEN g.id IS NOT NULL THEN coalesce(l.group_keep, true) END ORDER BY l.place) AS keeps,
         array_agg(t.id ORDER BY l.place) AS sessions,
         array_agg(nullif(l.batch, '') ORDER BY l.place) AS batches,
@@ -293,6 +297,15 @@ BEGIN
         _behind, _later
     );
     ids := _all.ids;
+    IF _all.any_group THEN
+        -- The limits that hold, where nobody asked for those that the starts bring.
+        limits := ARRAY(
+            SELECT CASE WHEN e.made IS NOT NULL AND e.asked NOT IN (g.asked, g.most) THEN g.most END
+            FROM unnest(_all.groups, _all.asked, _made) WITH ORDINALITY AS e (grp, asked, made, place)
+            LEFT JOIN grp AS g ON g.id = e.grp
+            ORDER BY e.place
+        );
+    END IF;
     IF array_position(_made, NULL) IS NULL THEN
         existed := array_fill(false, ARRAY[cardinality(ids)]);
         same := array_fill(true, ARRAY[cardinality(ids)]);
@@ -353,7 +366,7 @@ END $$;
 -- as it is and told of, and so is the run that a unique key leads to.
 CREATE FUNCTION start_all(
     _now bigint, _starts jsonb, _makers bigint[], _behind boolean, _later boolean,
-    OUT ids text[], OUT existed boolean[], OUT same boolean[]
+    OUT ids text[], OUT existed boolean[], OUT same boolean[], OUT limits integer[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _start jsonb;
@@ -367,7 +380,7 @@ DECLARE
     _one record;
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM jsonb_array_elements(_starts) AS e WHERE e ? 'unique') THEN
-        SELECT m.ids, m.existed, m.same INTO ids, existed, same
+        SELECT m.ids, m.existed, m.same, m.limits INTO ids, existed, same, limits
         FROM make_all(_now, _starts, _makers, _behind, _later) AS m;
         RETURN;
     END IF;
@@ -392,10 +405,12 @@ BEGIN
             ids := ids || _one.ids;
             existed := existed || _one.existed;
             same := same || _one.same;
+            limits := limits || coalesce(_one.limits, ARRAY[NULL::integer]);
         ELSE
             ids := ids || _holder_id;
             existed := existed || true;
             same := same || true;
+            limits := limits || NULL::integer;
             IF _kind IN ('replace', 'debounce') AND NOT _begun THEN
                 _due := coalesce((_start ->> 'at')::bigint, _now + coalesce((_start ->> 'delay')::bigint, 0));
                 PERFORM replace_start(
@@ -409,24 +424,40 @@ END $$;
 
 -- Makes runs of any kind, from a JSON list of starts.
 CREATE FUNCTION enqueue_all(
-    _clock bigint, _starts jsonb, OUT ids text[], OUT existed boolean[], OUT same boolean[]
+    _clock bigint, _starts jsonb, OUT ids text[], OUT existed boolean[], OUT same boolean[], OUT limits integer[]
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 BEGIN
-    SELECT s.ids, s.existed, s.same INTO ids, existed, same
+    SELECT s.ids, s.existed, s.same, s.limits INTO ids, existed, same, limits
     FROM start_all(coalesce(_clock, clock_ms()), _starts, NULL, false, false) AS s;
     PERFORM tell_work();
 END $$;
 
--- Makes all runs of a batch and its callback, which waits for them. A batch that is there is left as it is.
+-- Makes all runs of a batch and its callback, which waits for them; returns how they were answered, the callback last.
+-- A batch that is there is left as it is: then `items` and `called_back` tell what it was opened with. Whoever calls
+-- rolls back what does not fit.
 CREATE FUNCTION open_batch(
-    _clock bigint, _batch text, _starts jsonb, _callback jsonb, OUT ids text[], OUT existed boolean[], OUT same boolean[]
+    _clock bigint, _batch text, _starts jsonb, _callback jsonb,
+    OUT ids text[], OUT existed boolean[], OUT same boolean[], OUT limits integer[]
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
+    _number bigint := jsonb_array_length(_starts);
     _made record;
+    _there record;
+    _odd integer;
 BEGIN
-    INSERT INTO batch (id, callback) VALUES (_batch, _callback ->> 'id') ON CONFLICT DO NOTHING;
+    INSERT INTO batch (id, items, callback, empty_since)
+    VALUES (_batch, _number, _callback ->> 'id', CASE WHEN _number = 0 AND _callback IS NULL THEN _now END)
+    ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
+        SELECT b.items, b.callback INTO _there FROM batch AS b WHERE b.id = _batch;
+        IF _there.items <> _number THEN
+            RAISE EXCEPTION 'with % runs, not %', _there.items, _number USING ERRCODE = 'PD008', DETAIL = _batch;
+        END IF;
+        IF _there.callback IS DISTINCT FROM _callback ->> 'id' THEN
+            RAISE EXCEPTION '%', CASE WHEN _there.callback IS NULL THEN 'without a callback' ELSE 'with another callback' END
+                USING ERRCODE = 'PD008', DETAIL = _batch;
+        END IF;
         SELECT c.existed, c.same, e.ids INTO existed, same, ids
         FROM (
             SELECT
@@ -434,21 +465,28 @@ BEGIN
             FROM jsonb_array_elements(_starts) AS s
         ) AS e
         CROSS JOIN LATERAL compare(e.ids, e.workflows, e.inputs, array_fill(NULL::bigint, ARRAY[cardinality(e.ids)])) AS c;
-        RETURN;
-    END IF;
-    IF jsonb_array_length(_starts) > 0 THEN
-        SELECT s.ids, s.existed, s.same INTO ids, existed, same
-        FROM start_all(_now, _starts, NULL, false, false) AS s;
-    END IF;
-    IF _callback IS NOT NULL THEN
-        SELECT s.ids, s.existed INTO _made FROM start_all(_now, jsonb_build_array(_callback), NULL, true, false) AS s;
-        IF NOT _made.existed[1] THEN
-            INSERT INTO wait (run, key, what, target)
-            SELECT r.seq, 'batch:' || _batch, 'batch', _batch FROM run AS r WHERE r.id = _callback ->> 'id';
-            UPDATE live AS l SET ties = l.ties | 96
-            FROM run AS r WHERE r.id = _callback ->> 'id' AND l.seq = r.seq;
+    ELSE
+        IF _number > 0 THEN
+            SELECT s.ids, s.existed, s.same, s.limits INTO ids, existed, same, limits
+            FROM start_all(_now, _starts, NULL, false, false) AS s;
         END IF;
-        PERFORM complete_batches(_now, ARRAY[_batch]);
+        IF _callback IS NOT NULL THEN
+            SELECT s.* INTO _made FROM start_all(_now, jsonb_build_array(_callback), NULL, true, false) AS s;
+            IF NOT _made.same[1] THEN
+                RAISE EXCEPTION 'its callback' USING ERRCODE = 'PD009', DETAIL = _made.ids[1];
+            END IF;
+            IF NOT _made.existed[1] THEN
+                INSERT INTO wait (run, key, what, target)
+                SELECT r.seq, 'batch:' || _batch, 'batch', _batch FROM run AS r WHERE r.id = _callback ->> 'id';
+                UPDATE live AS l SET ties = l.ties | 64
+                FROM run AS r WHERE r.id = _callback ->> 'id' AND l.seq = r.seq;
+            END IF;
+            PERFORM complete_batches(_now, ARRAY[_batch]);
+        END IF;
+    END IF;
+    _odd := array_position(same, false);
+    IF _odd IS NOT NULL THEN
+        RAISE EXCEPTION 'one of its runs' USING ERRCODE = 'PD009', DETAIL = ids[_odd];
     END IF;
     PERFORM tell_work();
 END $$;

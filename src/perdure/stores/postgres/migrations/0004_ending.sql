@@ -45,6 +45,12 @@ BEGIN
         SELECT array_agg(id) INTO _batches FROM changed;
         _woken := _woken + complete_batches(_now, _batches);
     END IF;
+    IF _ties & 32 <> 0 THEN
+        _woken := _woken + next_of_schedules(_now, ARRAY(
+            SELECT DISTINCT r.schedule FROM run AS r
+            WHERE r.seq = ANY (_runs) AND r.schedule IS NOT NULL ORDER BY r.schedule
+        ));
+    END IF;
     IF _groups IS NOT NULL THEN
         PERFORM admit(_now, _groups);
     END IF;
@@ -53,6 +59,26 @@ BEGIN
     END IF;
     RETURN _woken > 0 OR _groups IS NOT NULL OR _sessions IS NOT NULL;
 END $$;
+
+-- Of schedules whose runs queue, lets the first live one begin, if it waits for those before it; returns how many. One at
+-- a time looks after a schedule, so that of two ends at the same moment the second one sees the first. Uses
+-- live_schedule.
+CREATE FUNCTION next_of_schedules(_now bigint, _schedules text[]) RETURNS integer LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM lock_schedule(e) FROM unnest(_schedules) AS e;
+    RETURN queue_up(_now, ARRAY(
+        SELECT f.seq FROM unnest(_schedules) AS s (name)
+        CROSS JOIN LATERAL (
+            SELECT l.seq, l.state FROM live AS l WHERE l.schedule = s.name ORDER BY l.seq LIMIT 1
+        ) AS f
+        WHERE f.state = 'waiting' AND EXISTS (SELECT 1 FROM wait AS w WHERE w.run = f.seq AND w.what = 'schedule')
+    ));
+END $$;
+
+-- Held until the end of the transaction by who looks what is live of a schedule.
+CREATE FUNCTION lock_schedule(_name text) RETURNS void LANGUAGE sql AS $$
+    SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || chr(31) || _name, 13))
+$$;
 
 -- Ends runs that nobody owns, or whose owner is to find nothing of them any more, all in one way. Locks them, the highest
 -- number first. Returns how many. Uses the primary key.

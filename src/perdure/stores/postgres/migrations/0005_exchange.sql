@@ -87,6 +87,12 @@ CREATE FUNCTION particulars(_live live) RETURNS text LANGUAGE sql STABLE AS $$
                 FROM wait AS w JOIN run AS t ON t.id = w.target JOIN ended AS d ON d.seq = t.seq
                 WHERE w.run = r.seq AND w.what = 'run'
             )
+        END,
+        'missing', CASE
+            WHEN _live.ties & 64 <> 0 THEN (
+                SELECT json_agg(w.key) FROM wait AS w
+                WHERE w.run = r.seq AND w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target)
+            )
         END
     )::text
     FROM run AS r WHERE r.seq = _live.seq
@@ -277,7 +283,15 @@ BEGIN
             _left := _budgets.most;
             _debts := _budgets.debts;
             _debts_at := _budgets.debts_at;
-            _put_off := array_fill(0, ARRAY[greatest(_budgets.number, 1)]);
+            -- How many the rate of a group put off before.
+            _put_off := ARRAY(
+                SELECT CASE WHEN b.kind = 'group' AND b.count IS NOT NULL THEN (
+                    SELECT count(*) FROM grp AS g JOIN live AS l ON l.grp = g.id AND l.slot = 1
+                    WHERE g.key = b.name AND l.held = 'rate'
+                ) ELSE 0 END
+                FROM unnest(_budgets.kinds, _budgets.names, _budgets.counts) WITH ORDINALITY AS b (kind, name, count, place)
+                ORDER BY b.place
+            );
             IF _budgets.limited THEN
                 SELECT array_agg(u.left ORDER BY u.place) INTO _left FROM (
                     SELECT b.place, b.most - coalesce(sum(n.runs), 0)::bigint AS left
@@ -500,7 +514,7 @@ BEGIN
             crashes = CASE WHEN t.to = 'continue' THEN 0 ELSE l.crashes END,
             cut_off = false, worker = NULL, settled = t.token,
             error = CASE WHEN t.to = 'retry' THEN t.body WHEN t.to = 'release' THEN l.error END,
-            ties = CASE WHEN t.to = 'park' THEN l.ties | 96 WHEN t.to = 'release' THEN l.ties ELSE l.ties & ~64 END,
+            ties = CASE WHEN t.to = 'park' THEN l.ties | 64 WHEN t.to = 'release' THEN l.ties ELSE l.ties & ~64 END,
             slot = CASE
                 WHEN l.slot > 0 AND NOT l.keep AND (t.to = 'park' OR (t.to = 'retry' AND t.delay > 0)) THEN 0 ELSE l.slot
             END,
@@ -553,8 +567,8 @@ BEGIN
                         )
                     )
                     OR (
-                        w.what = 'run' AND EXISTS (
-                            SELECT 1 FROM run AS r JOIN ended AS d ON d.seq = r.seq WHERE r.id = w.target
+                        w.what = 'run' AND NOT EXISTS (
+                            SELECT 1 FROM run AS r JOIN live AS t ON t.seq = r.seq WHERE r.id = w.target
                         )
                     )
                 )
@@ -595,7 +609,8 @@ CREATE FUNCTION seen(_now bigint, _watches jsonb) RETURNS text LANGUAGE sql STAB
         'signal', CASE
             WHEN s.position IS NOT NULL THEN json_build_object('position', s.position, 'name', s.name, 'body', s.body)
         END,
-        'ended', CASE WHEN d.seq IS NOT NULL THEN json_build_object('id', w.target, 'state', d.state, 'body', d.body) END
+        'ended', CASE WHEN d.seq IS NOT NULL THEN json_build_object('id', w.target, 'state', d.state, 'body', d.body) END,
+        'missing', w.what = 'run' AND t.seq IS NULL
     ))::text
     FROM jsonb_to_recordset(_watches) AS w (ref bigint, token bigint, key text, what text, target text, at bigint)
     JOIN live AS l ON l.seq = w.ref AND l.token = w.token AND l.state = 'running'
@@ -606,7 +621,7 @@ CREATE FUNCTION seen(_now bigint, _watches jsonb) RETURNS text LANGUAGE sql STAB
     ) AS s ON true
     LEFT JOIN run AS t ON w.what = 'run' AND t.id = w.target
     LEFT JOIN ended AS d ON d.seq = t.seq
-    WHERE s.position IS NOT NULL OR d.seq IS NOT NULL OR w.at <= _now
+    WHERE s.position IS NOT NULL OR d.seq IS NOT NULL OR (w.what = 'run' AND t.seq IS NULL) OR w.at <= _now
 $$;
 
 -- Whether any run of lanes is ready for one of some owners. Uses live_ready.
@@ -637,7 +652,7 @@ CREATE FUNCTION exchange(
     _move_ats bigint[], _move_waits jsonb,
     _tell_refs bigint[], _tell_tokens bigint[], _tells text[],
     _watch_refs bigint[], _watch_tokens bigint[], _watches jsonb,
-    _fires jsonb,
+    _fires jsonb, _owned_refs bigint[], _owned_tokens bigint[], _skips text[], _draining boolean,
     OUT now bigint, OUT gone boolean, OUT refused bigint[], OUT cancelled text, OUT seen text, OUT next_at bigint,
     OUT more boolean, OUT due text, OUT existed text, OUT lanes text, OUT topology bigint,
     OUT tokens bigint[], OUT refs bigint[], OUT ids text[], OUT lane_ids integer[], OUT inputs text[],
@@ -686,7 +701,9 @@ BEGIN
     FROM worker AS w CROSS JOIN topology AS t WHERE w.id = _worker;
     IF NOT FOUND THEN
         gone := true;
-        refused := ARRAY(SELECT DISTINCT unnest(_save_tokens || _end_tokens || _move_tokens || _tell_tokens || _watch_tokens));
+        refused := ARRAY(SELECT DISTINCT unnest(
+            _save_tokens || _end_tokens || _move_tokens || _tell_tokens || _watch_tokens || _owned_tokens
+        ));
         RETURN;
     END IF;
     IF _head.sessions > 0 THEN
@@ -700,13 +717,14 @@ BEGIN
     _open := CASE WHEN _head.paused THEN unpaused(_lanes) ELSE _lanes END;
     IF _silent AND (
         coalesce(_head.timer <= now, false) OR coalesce(_head.deadline <= now, false)
-        OR coalesce(_head.idle <= now, false) OR _head.recheck OR (_slots > 0 AND any_ready(_open, _owners))
+        OR coalesce(_head.idle <= now, false) OR _head.recheck OR (_draining AND _head.sessions > 0)
+        OR (_slots > 0 AND any_ready(_open, _owners))
     ) THEN
         _silent := false;
         PERFORM 1 FROM worker AS w WHERE w.id = _worker FOR NO KEY UPDATE;
         IF NOT FOUND THEN
             gone := true;
-            refused := ARRAY(SELECT DISTINCT unnest(_watch_tokens));
+            refused := ARRAY(SELECT DISTINCT unnest(_watch_tokens || _owned_tokens));
             RETURN;
         END IF;
     END IF;
@@ -831,7 +849,7 @@ BEGIN
                 EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run') AS waits,
                 EXISTS (SELECT 1 FROM listener AS l WHERE l.topic = 'ended' AND l.until > clock_ms()) AS listeners
             INTO _next;
-            IF _next.waits OR _kept.ties & 66 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL THEN
+            IF _next.waits OR _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL THEN
                 _ready := follow(now, _kept.seqs, _kept.ties, _kept.groups, _kept.sessions) OR _ready;
             END IF;
             _ready := _ready OR _head.limited;
@@ -853,10 +871,10 @@ BEGIN
         _ready := _ready OR _kept.ready OR _head.limited;
     END IF;
 
-    IF _odd OR _watch_refs IS NOT NULL THEN
+    IF _odd OR _watch_refs IS NOT NULL OR _owned_refs IS NOT NULL THEN
         refused := refused(
-            _save_refs || _end_refs || _move_refs || _tell_refs || _watch_refs,
-            _save_tokens || _end_tokens || _move_tokens || _tell_tokens || _watch_tokens,
+            _save_refs || _end_refs || _move_refs || _tell_refs || _watch_refs || _owned_refs,
+            _save_tokens || _end_tokens || _move_tokens || _tell_tokens || _watch_tokens || _owned_tokens,
             coalesce(_end_tokens, '{}') || coalesce(_move_tokens, '{}')
         );
     END IF;
@@ -874,6 +892,9 @@ BEGIN
     END IF;
 
     IF NOT _silent THEN
+        IF _draining AND _head.sessions > 0 THEN
+            _ready := give_up(now, _worker) OR _ready;
+        END IF;
         IF _head.recheck THEN
             _ready := catch_up(now) OR _ready;
         END IF;
@@ -906,17 +927,14 @@ BEGIN
         IF _strict THEN
             SELECT c.* INTO _outlook FROM claim_within(now, _worker, _open, _slots, _after, _token, _bytes) AS c;
             _already := _already + _outlook.claimed;
-            IF _already > 0 THEN
-                _claims := claimed(_worker, _first);
-            END IF;
         ELSIF _slots > 0 AND cardinality(_open) > 0 THEN
             _claims := claim(
                 now, _worker, _open, CASE WHEN _head.sessions > 0 THEN ARRAY[0, _worker] ELSE ARRAY[0] END, _slots, _after,
                 _token, _bytes
             );
-            IF _already > 0 THEN
-                _claims := claimed(_worker, _first);
-            END IF;
+        END IF;
+        IF _already > 0 THEN
+            _claims := claimed(_worker, _first);
         END IF;
         tokens := _claims.tokens;
         refs := _claims.refs;
@@ -954,7 +972,7 @@ BEGIN
     next_at := _next.at;
     more := more OR _next.more;
     IF _next.due THEN
-        due := due(now, 10);
+        due := due(now, 10, _skips);
     END IF;
     IF _strict THEN
         more := more OR _outlook.more;

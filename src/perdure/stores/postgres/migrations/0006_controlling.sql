@@ -132,7 +132,7 @@ BEGIN
     revived AS (
         INSERT INTO live (
             seq, place, settled, started_at, owner, lane, priority, attempt, max_crashes, ties, grp, session, slot, seat,
-            keep, debounced, state, held, unique_key
+            keep, debounced, state, held, unique_key, schedule
         )
         SELECT
             b.seq, b.place, b.settled, b.started_at, CASE WHEN r.session IS NULL THEN 0 ELSE -1 END, b.lane, r.priority,
@@ -141,7 +141,7 @@ BEGIN
             CASE WHEN r.session IS NULL THEN NULL WHEN r.grp IS NULL THEN 2 ELSE 0 END,
             r.keep, r.debounced, 'queued',
             CASE WHEN r.grp IS NOT NULL THEN 'group' WHEN r.session IS NOT NULL THEN 'session' END,
-            r.unique_key
+            r.unique_key, r.schedule
         FROM back AS b JOIN run AS r ON r.seq = b.seq
         RETURNING grp, session
     )
@@ -217,8 +217,9 @@ BEGIN
     );
 END $$;
 
--- Removes runs that have ended, with all that is kept of them; returns how many. Uses primary keys.
-CREATE FUNCTION erase(_runs bigint[]) RETURNS integer LANGUAGE plpgsql AS $$
+-- Removes runs that have ended, with all that is kept of them; those that are parked for one of them go on. Returns how
+-- many. Uses primary keys and wait_run.
+CREATE FUNCTION erase(_now bigint, _runs bigint[]) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     _gone record;
     _ids text[];
@@ -248,6 +249,13 @@ BEGIN
     INTO _gone
     FROM facts;
     _ids := _gone.ids;
+    IF EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run') THEN
+        PERFORM queue_up(_now, ARRAY(
+            SELECT w.run FROM unnest(_ids) AS e (id) JOIN wait AS w ON w.what = 'run' AND w.target = e.id
+            JOIN live AS l ON l.seq = w.run AND l.state = 'waiting'
+        ));
+        PERFORM tell_work(true);
+    END IF;
     DELETE FROM checkpoint AS c WHERE c.run = ANY (_runs);
     DELETE FROM signal AS s WHERE s.run = ANY (_runs);
     DELETE FROM wait AS w WHERE w.run = ANY (_runs);
@@ -299,42 +307,74 @@ BEGIN
     WHERE w.id IN (SELECT l.worker FROM live AS l WHERE l.seq = ANY (_live) AND l.state = 'running')
     ORDER BY w.id FOR NO KEY UPDATE;
     PERFORM finish(_now, _live, 'cancelled', ARRAY['"deleted"'], NULL);
-    RETURN erase(_family);
+    RETURN erase(_now, _family);
 END $$;
 
 -- Sets labels of a run; an empty value removes one.
-CREATE FUNCTION set_labels(_run_id text, _labels json) RETURNS void
+CREATE FUNCTION set_labels(_run_id text, _labels json, _most bigint) RETURNS void
 LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     _run bigint;
+    _number bigint;
 BEGIN
     SELECT f.seq INTO _run FROM found(_run_id) AS f;
     INSERT INTO label (run, key, value)
     SELECT _run, e.key, e.value FROM json_each_text(_labels) AS e WHERE e.value <> ''
     ON CONFLICT (run, key) DO UPDATE SET value = excluded.value;
     DELETE FROM label AS b USING json_each_text(_labels) AS e WHERE b.run = _run AND b.key = e.key AND e.value = '';
+    SELECT count(*) INTO _number FROM label AS b WHERE b.run = _run;
+    IF _number > _most THEN
+        RAISE EXCEPTION 'run % would have % labels, and % is the most; remove some first', _run_id, _number, _most
+            USING ERRCODE = 'PD010';
+    END IF;
     UPDATE live AS l SET ties = l.ties | 8 WHERE l.seq = _run;
     UPDATE ended AS d SET ties = d.ties | 8 WHERE d.seq = _run;
 END $$;
 
--- Removes runs that ended, as they were told (by number and place in the order of finishing), but for those whose parent
--- lives: these are passed over until it has ended. Returns how many were removed, and whether anything changed.
-CREATE FUNCTION prune(_runs bigint[], _finishes bigint[], _parents text[], OUT removed integer, OUT changed boolean)
-LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+-- What keeps a run that ended: its parent, while that lives, or its batch, until all of its runs and its callback have
+-- ended.
+CREATE FUNCTION keeper_of(_parent text, _batch text) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT CASE
+        WHEN _parent IS NOT NULL AND EXISTS (
+            SELECT 1 FROM run AS p JOIN live AS l ON l.seq = p.seq WHERE p.id = _parent
+        ) THEN 'run:' || _parent
+        WHEN _batch IS NOT NULL AND EXISTS (
+            SELECT 1 FROM batch AS b
+            WHERE b.id = _batch
+                AND (
+                    b.succeeded + b.failed + b.cancelled < b.total
+                    OR EXISTS (SELECT 1 FROM run AS c JOIN live AS l ON l.seq = c.seq WHERE c.id = b.callback)
+                )
+        ) THEN 'batch:' || _batch
+    END
+$$;
+
+-- Removes runs that ended, as they were told (by number and place in the order of finishing), but for those that something
+-- keeps: these are passed over until it has ended. `_keepers` have ended, `_empty` are batches that have nothing. Returns
+-- how many runs were removed, and whether anything changed.
+CREATE FUNCTION prune(
+    _clock bigint, _runs bigint[], _finishes bigint[], _keepers text[], _empty text[],
+    OUT removed integer, OUT changed boolean
+) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     _there bigint[];
     _over integer;
     _back integer := 0;
+    _emptied integer := 0;
 BEGIN
-    IF cardinality(_parents) > 0 THEN
-        UPDATE ended AS d SET kept = NULL
-        WHERE d.kept AND d.seq IN (SELECT r.seq FROM run AS r WHERE r.parent = ANY (_parents));
+    IF cardinality(_keepers) > 0 THEN
+        UPDATE ended AS d SET kept = NULL WHERE d.kept = ANY (_keepers);
         GET DIAGNOSTICS _back = ROW_COUNT;
     END IF;
-    UPDATE ended AS d SET kept = true
+    IF cardinality(_empty) > 0 THEN
+        DELETE FROM batch AS b WHERE b.id = ANY (_empty) AND b.empty_since IS NOT NULL AND b.total = 0;
+        GET DIAGNOSTICS _emptied = ROW_COUNT;
+    END IF;
+    UPDATE ended AS d SET kept = keeper_of(r.parent, r.batch)
     FROM run AS r
-    WHERE d.seq = ANY (_runs) AND r.seq = d.seq AND r.parent IS NOT NULL AND d.kept IS NULL
-        AND EXISTS (SELECT 1 FROM run AS p JOIN live AS l ON l.seq = p.seq WHERE p.id = r.parent);
+    WHERE d.seq = ANY (_runs) AND r.seq = d.seq AND (r.parent IS NOT NULL OR r.batch IS NOT NULL) AND d.kept IS NULL
+        AND keeper_of(r.parent, r.batch) IS NOT NULL;
     GET DIAGNOSTICS _over = ROW_COUNT;
     _there := ARRAY(
         SELECT d.seq FROM unnest(_runs, _finishes) AS e (seq, finish)
@@ -342,8 +382,8 @@ BEGIN
         WHERE d.kept IS NULL
         ORDER BY d.seq FOR UPDATE OF d SKIP LOCKED
     );
-    removed := erase(_there);
-    changed := removed + _over + _back > 0;
+    removed := erase(coalesce(_clock, clock_ms()), _there);
+    changed := removed + _over + _back + _emptied > 0;
 END $$;
 
 INSERT INTO migration (version, name, oldest) VALUES (6, '0006_controlling', 1);

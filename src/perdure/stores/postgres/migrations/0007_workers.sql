@@ -144,6 +144,26 @@ BEGIN
     RETURN _sessions IS NOT NULL;
 END $$;
 
+-- Ends what a worker owns of sessions of which it runs nothing; returns whether there were any. Uses session_owned and
+-- live_seat.
+CREATE FUNCTION give_up(_now bigint, _worker bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    _sessions integer[];
+BEGIN
+    WITH left_alone AS (
+        UPDATE session AS s SET owner = NULL
+        WHERE s.owner = _worker
+            AND NOT EXISTS (SELECT 1 FROM live AS l WHERE l.session = s.id AND l.seat = 3)
+        RETURNING s.id
+    )
+    SELECT array_agg(id) INTO _sessions FROM left_alone;
+    IF _sessions IS NOT NULL THEN
+        PERFORM reseat(_now, _sessions);
+        PERFORM tell_work();
+    END IF;
+    RETURN _sessions IS NOT NULL;
+END $$;
+
 -- Ends an incarnation in good order: what it owns is queued again and not counted.
 CREATE FUNCTION retire(_clock bigint, _worker bigint) RETURNS void
 LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$

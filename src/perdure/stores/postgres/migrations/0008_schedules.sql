@@ -5,20 +5,21 @@ BEGIN;
 -- Schedules as they are kept, as JSON: all, or one.
 CREATE FUNCTION schedules(_name text) RETURNS text LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     SELECT json_agg(json_build_object(
-        'schedule', s.spec::json, 'paused', s.paused, 'next_slot', s.next_slot, 'last_slot', s.last_slot,
+        'name', s.name, 'spec', s.spec::json, 'paused', s.paused, 'next_slot', s.next_slot, 'last_slot', s.last_slot,
         'last_run', s.last_run, 'declared', s.declared
     ) ORDER BY s.name)::text
     FROM schedule AS s WHERE _name IS NULL OR s.name = _name
 $$;
 
 -- Schedules of which a slot is due, as JSON, a bounded number. Uses schedule_next.
-CREATE FUNCTION due(_now bigint, _limit integer) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE FUNCTION due(_now bigint, _limit integer, _skips text[]) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT json_agg(json_build_object(
-        'schedule', s.spec::json, 'paused', false, 'next_slot', s.next_slot, 'last_slot', s.last_slot,
+        'name', s.name, 'spec', s.spec::json, 'paused', false, 'next_slot', s.next_slot, 'last_slot', s.last_slot,
         'last_run', s.last_run, 'declared', s.declared
     ))::text
     FROM (
-        SELECT * FROM schedule AS x WHERE x.next_slot <= _now AND NOT x.paused ORDER BY x.next_slot LIMIT _limit
+        SELECT * FROM schedule AS x WHERE x.next_slot <= _now AND NOT x.paused AND (x.name = ANY (_skips)) IS NOT TRUE
+        ORDER BY x.next_slot LIMIT _limit
     ) AS s
 $$;
 
@@ -37,13 +38,18 @@ BEGIN
     RETURN schedules(_name);
 END $$;
 
--- Keeps a schedule from firing, or lets it go on, from a later slot if there is one.
+-- Keeps a schedule from firing, or lets one that is paused go on: from a slot, if that is later than where it stands, or
+-- never.
 CREATE FUNCTION pause_schedule(_name text, _paused boolean, _next_slot bigint) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     UPDATE schedule AS s SET
         paused = _paused,
-        next_slot = CASE WHEN s.paused AND NOT _paused AND _next_slot > s.next_slot THEN _next_slot ELSE s.next_slot END
+        next_slot = CASE
+            WHEN _paused OR NOT s.paused THEN s.next_slot
+            WHEN _next_slot IS NULL OR s.next_slot IS NULL THEN NULL
+            ELSE greatest(s.next_slot, _next_slot)
+        END
     WHERE s.name = _name;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no schedule % in this store', quote_literal(_name) USING ERRCODE = 'PD006';
@@ -66,52 +72,57 @@ CREATE FUNCTION fire_all(_now bigint, _fires jsonb) RETURNS boolean LANGUAGE plp
 DECLARE
     _fire jsonb;
     _start jsonb;
-    _earlier text;
-    _live boolean;
+    _name text;
+    _overlap text;
+    _earlier bigint[];
     _made text;
-    _behind boolean;
     _moved boolean := false;
     _started record;
 BEGIN
     FOR _fire IN SELECT e FROM jsonb_array_elements(_fires) AS e LOOP
-        SELECT s.last_run INTO _earlier FROM schedule AS s
-        WHERE s.name = _fire ->> 'name' AND s.next_slot = (_fire ->> 'slot')::bigint AND NOT s.paused FOR UPDATE;
+        _name := _fire ->> 'name';
+        _overlap := coalesce(_fire ->> 'overlap', 'allow');
+        PERFORM 1 FROM schedule AS s
+        WHERE s.name = _name AND s.next_slot = (_fire ->> 'slot')::bigint AND NOT s.paused FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
-        _live := EXISTS (SELECT 1 FROM run AS r JOIN live AS l ON l.seq = r.seq WHERE r.id = _earlier);
+        IF _overlap <> 'allow' THEN
+            PERFORM lock_schedule(_name);
+        END IF;
         _moved := true;
         _made := NULL;
         FOR _start IN SELECT e FROM jsonb_array_elements(_fire -> 'starts') AS e LOOP
-            _behind := false;
-            IF _live AND _earlier <> _start ->> 'id' THEN
-                CONTINUE WHEN _fire ->> 'overlap' = 'skip';
-                IF _fire ->> 'overlap' = 'cancel' THEN
-                    PERFORM stop(
-                        _now, ARRAY(SELECT r.seq FROM run AS r WHERE r.id = _earlier),
-                        format('the next run of schedule %s began', _fire ->> 'name'), true
-                    );
-                END IF;
-                _behind := coalesce(_fire ->> 'overlap', '') = 'queue';
+            _earlier := '{}';
+            IF _overlap <> 'allow' THEN
+                _earlier := ARRAY(
+                    SELECT l.seq FROM live AS l JOIN run AS r ON r.seq = l.seq
+                    WHERE l.schedule = _name AND r.id <> _start ->> 'id' ORDER BY l.seq
+                );
             END IF;
-            SELECT s.* INTO _started FROM start_all(_now, jsonb_build_array(_start), NULL, _behind, false) AS s;
-            IF _behind AND NOT _started.existed[1] THEN
-                INSERT INTO wait (run, key, what, target)
-                SELECT r.seq, 'schedule:' || (_fire ->> 'name'), 'run', _earlier FROM run AS r WHERE r.id = _started.ids[1];
-                UPDATE live AS l SET ties = l.ties | 96 FROM run AS r WHERE r.id = _started.ids[1] AND l.seq = r.seq;
-                -- The earlier one may have ended just now.
-                PERFORM 1 FROM run AS r JOIN live AS l ON l.seq = r.seq WHERE r.id = _earlier FOR KEY SHARE OF l;
-                IF NOT FOUND THEN
-                    PERFORM queue_up(_now, ARRAY(SELECT r.seq FROM run AS r WHERE r.id = _started.ids[1]));
+            IF cardinality(_earlier) > 0 THEN
+                CONTINUE WHEN _overlap = 'skip';
+                IF _overlap = 'cancel' THEN
+                    PERFORM stop(_now, _earlier, format('the next run of schedule %s began', _name), true);
+                    _earlier := '{}';
                 END IF;
             END IF;
+            SELECT s.* INTO _started
+            FROM start_all(_now, jsonb_build_array(_start), NULL, cardinality(_earlier) > 0, false) AS s;
             _made := _started.ids[1];
-            _earlier := _made;
-            _live := true;
+            -- The schedule that made it, or whose start led to it first.
+            UPDATE run AS r SET schedule = _name, ties = r.ties | 32 WHERE r.id = _made AND r.schedule IS NULL;
+            UPDATE live AS l SET schedule = _name, ties = l.ties | 32
+            FROM run AS r WHERE r.id = _made AND l.seq = r.seq AND l.schedule IS NULL;
+            IF cardinality(_earlier) > 0 AND NOT _started.existed[1] THEN
+                INSERT INTO wait (run, key, what, target)
+                SELECT r.seq, 'schedule:' || _name, 'schedule', _name FROM run AS r WHERE r.id = _made;
+                UPDATE live AS l SET ties = l.ties | 64 FROM run AS r WHERE r.id = _made AND l.seq = r.seq;
+            END IF;
         END LOOP;
         UPDATE schedule AS s SET
             next_slot = (_fire ->> 'next_slot')::bigint,
             last_slot = CASE WHEN _made IS NULL THEN s.last_slot ELSE (_fire ->> 'slot')::bigint END,
             last_run = coalesce(_made, s.last_run)
-        WHERE s.name = _fire ->> 'name';
+        WHERE s.name = _name;
     END LOOP;
     RETURN _moved;
 END $$;
@@ -131,7 +142,8 @@ CREATE FUNCTION limits(_kind text, _name text) RETURNS text LANGUAGE sql STABLE 
                     AND (s.kind <> 'queue' OR a.queue = s.name)
                     AND (s.kind <> 'workflow' OR a.workflow = s.name)
             )
-        END
+        END,
+        CASE WHEN s.kind = 'group' THEN (SELECT count(*) FROM grp AS g WHERE g.key = s.name) ELSE 1 END
     ) ORDER BY s.kind, s.name)::text
     FROM scope AS s WHERE _kind IS NULL OR (s.kind = _kind AND s.name = _name)
 $$;

@@ -7,10 +7,10 @@ SELECT perdure.clock_ms();
 SELECT existed, same FROM perdure.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
 
 -- name: enqueue_all
-SELECT ids, existed, same FROM perdure.enqueue_all($1, $2);
+SELECT ids, existed, same, limits FROM perdure.enqueue_all($1, $2);
 
 -- name: open_batch
-SELECT ids, existed, same FROM perdure.open_batch($1, $2, $3, $4);
+SELECT ids, existed, same, limits FROM perdure.open_batch($1, $2, $3, $4);
 
 -- name: deliver
 SELECT perdure.deliver($1, $2, $3, $4, $5);
@@ -28,10 +28,10 @@ SELECT perdure.retry_many($1, $2, $3);
 SELECT perdure.remove($1, $2, $3);
 
 -- name: set_labels
-SELECT perdure.set_labels($1, $2);
+SELECT perdure.set_labels($1, $2, $3);
 
 -- name: prune
-SELECT removed, changed FROM perdure.prune($1, $2, $3);
+SELECT removed, changed FROM perdure.prune($1, $2, $3, $4, $5);
 
 -- name: limits
 SELECT perdure.limits($1, $2);
@@ -66,5 +66,5 @@ SELECT perdure.retire($1, $2);
 -- name: exchange
 SELECT * FROM perdure.exchange(
     $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25,
-    $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41, $42
+    $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41, $42, $43, $44, $45, $46
 );

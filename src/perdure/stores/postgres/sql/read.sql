@@ -23,7 +23,19 @@ SELECT json_agg(json_build_object(
     'body', CASE WHEN d.seq IS NOT NULL THEN d.body WHEN l.state NOT IN ('running', 'waiting') THEN l.error END,
     'waits', (
         SELECT coalesce(
-            json_agg(json_build_object('key', w.key, 'what', w.what, 'target', w.target, 'at', w.at) ORDER BY w.key), '[]'
+            json_agg(json_build_object(
+                'key', w.key,
+                'what', w.what,
+                'target', CASE
+                    WHEN w.what = 'schedule' THEN (
+                        SELECT f.id FROM perdure.live AS x JOIN perdure.run AS f ON f.seq = x.seq
+                        WHERE x.schedule = w.target ORDER BY x.seq LIMIT 1
+                    )
+                    ELSE w.target
+                END,
+                'at', w.at
+            ) ORDER BY w.key),
+            '[]'
         )
         FROM perdure.wait AS w WHERE w.run = r.seq AND l.state = 'waiting'
     ),
@@ -56,6 +68,11 @@ SELECT json_agg(json_build_object('id', r.id, 'state', d.state, 'body', d.body))
 FROM unnest($1::text[]) AS e (id)
 JOIN perdure.run AS r ON r.id = e.id
 JOIN perdure.ended AS d ON d.seq = r.seq;
+
+-- name: missing
+-- Of some ids, those that no run has. Uses the unique index of run ids.
+SELECT e.id FROM unnest($1::text[]) AS e (id)
+WHERE NOT EXISTS (SELECT 1 FROM perdure.run AS r WHERE r.id = e.id);
 
 -- name: history
 -- A page of a run's checkpoints, as JSON. Walks checkpoint_position.
@@ -154,7 +171,8 @@ SELECT json_agg(json_build_object(
         ) AS v
     ), '{}'),
     'sessions', w.sessions, 'concurrency', w.concurrency, 'started_at', w.started_at, 'lease_until', e.until,
-    'running', (SELECT count(*) FROM perdure.live AS l WHERE l.worker = w.id AND l.state = 'running')
+    'running', (SELECT count(*) FROM perdure.live AS l WHERE l.worker = w.id AND l.state = 'running'),
+    'owned_sessions', (SELECT count(*) FROM perdure.session AS s WHERE s.owner = w.id)
 ) ORDER BY w.id)::text
 FROM perdure.worker AS w JOIN perdure.lease AS e ON e.worker = w.id
 WHERE e.until > coalesce($1, perdure.clock_ms());
@@ -179,17 +197,14 @@ FROM (
 
 -- name: lanes
 -- The lanes with the counts of their runs that ended, and how many of these prune has passed over, as JSON. Walks the
--- tallies and ended_kept.
+-- tallies, and ended_kept once.
+WITH passed AS MATERIALIZED (
+    SELECT lane, state, count(*) AS runs FROM perdure.ended WHERE kept IS NOT NULL GROUP BY lane, state
+)
 SELECT json_agg(json_build_array(
     a.id, a.workflow,
     json_build_object('succeeded', t.succeeded, 'failed', t.failed, 'cancelled', t.cancelled),
-    coalesce((
-        SELECT json_object_agg(k.state, k.runs)
-        FROM (
-            SELECT d.state, count(*) AS runs FROM perdure.ended AS d
-            WHERE d.kept IS NOT NULL AND d.lane = a.id GROUP BY d.state
-        ) AS k
-    ), '{}')
+    coalesce((SELECT json_object_agg(p.state, p.runs) FROM passed AS p WHERE p.lane = a.id), '{}')
 ))::text
 FROM perdure.lane AS a
 JOIN (
@@ -197,14 +212,33 @@ JOIN (
     FROM perdure.tally GROUP BY lane
 ) AS t ON t.lane = a.id;
 
--- name: parents
--- Those parents of runs that were passed over that do not live any more, a bounded number. Walks ended_kept.
-SELECT DISTINCT r.parent
-FROM perdure.ended AS d
-JOIN perdure.run AS r ON r.seq = d.seq
-WHERE d.kept IS NOT NULL
-    AND NOT EXISTS (SELECT 1 FROM perdure.run AS p JOIN perdure.live AS l ON l.seq = p.seq WHERE p.id = r.parent)
+-- name: keepers
+-- Those for which runs were passed over, and that do not live any more, a bounded number: a batch lives until all of its
+-- runs, and its callback, have ended. Skips from one to the next on ended_kept.
+WITH RECURSIVE keepers (name) AS (
+    SELECT min(kept) FROM perdure.ended WHERE kept IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(d.kept) FROM perdure.ended AS d WHERE d.kept IS NOT NULL AND d.kept > k.name)
+    FROM keepers AS k WHERE k.name IS NOT NULL
+)
+SELECT k.name FROM keepers AS k
+WHERE k.name IS NOT NULL
+    AND CASE
+        WHEN k.name LIKE 'run:%' THEN perdure.keeper_of(substr(k.name, 5), NULL)
+        ELSE perdure.keeper_of(NULL, substr(k.name, 7))
+    END IS NULL
 LIMIT $1;
+
+-- name: empty
+-- Batches without runs and callback that were opened before a time, a bounded number. Uses batch_empty.
+SELECT id FROM perdure.batch WHERE empty_since <= $1 ORDER BY empty_since LIMIT $2;
+
+-- name: sizes
+-- How many rows are kept of each run, in their order. Counts them by primary keys.
+SELECT
+    (SELECT count(*) FROM perdure.checkpoint AS c WHERE c.run = e.seq)
+    + (SELECT count(*) FROM perdure.signal AS s WHERE s.run = e.seq)
+FROM unnest($1::bigint[]) WITH ORDINALITY AS e (seq, place) ORDER BY e.place;
 
 -- name: first_ended
 -- The first runs of some lanes and states that ended, in the order in which they ended. Walks ended_prunable.
@@ -226,12 +260,21 @@ SELECT json_agg(json_build_object(
     'held', l.held,
     'queue', a.queue,
     'workflow', a.workflow,
+    'version', a.version,
+    'served', EXISTS (
+        SELECT 1 FROM perdure.worker AS w JOIN perdure.lease AS t ON t.worker = w.id
+        WHERE t.until > coalesce($2, perdure.clock_ms()) AND a.id = ANY (perdure.served(w.id))
+            AND NOT EXISTS (SELECT 1 FROM perdure.scope AS p WHERE p.paused AND (
+                p.kind = 'namespace' OR (p.kind = 'queue' AND p.name = a.queue)
+                OR (p.kind = 'workflow' AND p.name = a.workflow)
+            ))
+    ),
     'group', coalesce(g.key, ''),
     'most', coalesce(g.most, 0),
     'group_paused', coalesce(g.paused, false),
     'slots', (SELECT count(*) FROM perdure.live AS h WHERE h.grp = l.grp AND h.slot = 1),
     'holder', (
-        SELECT r.id FROM perdure.live AS h JOIN perdure.run AS r ON r.seq = h.seq
+        SELECT json_build_array(h.seq, r.id) FROM perdure.live AS h JOIN perdure.run AS r ON r.seq = h.seq
         WHERE h.grp = l.grp AND h.slot = 1 ORDER BY h.priority, h.seq LIMIT 1
     ),
     'session', coalesce(s.key, ''),
@@ -270,55 +313,79 @@ FROM (SELECT lane, count(*) AS runs FROM perdure.live WHERE state = 'running' GR
 JOIN perdure.lane AS a ON a.id = n.lane;
 
 -- name: queues
--- One row for each queue and what is in it, as JSON: what is live, and what has ended since $1. Walks live_ready,
--- live_owned, live_away, live_line, live_holder and live_seat, and what of ended_prunable has ended since.
-WITH found (lane, what, runs, oldest) AS (
-    SELECT lane, 'ready', count(*), min(place) FROM perdure.live WHERE state = 'queued' AND held IS NULL GROUP BY lane
+-- One row for each lane and for each kind of what is live in it or has ended since $1, and whether a live worker serves the
+-- queue, as JSON; what is ready in a lane that is paused, in a session that has an owner, or in a lane that no live worker
+-- serves is told apart. Walks the workers, live_ready, live_owned, live_away, live_line, live_holder and live_seat, and of
+-- ended_prunable what has ended since.
+WITH live_worker AS MATERIALIZED (
+    SELECT w.id, w.queues, perdure.served(w.id) AS lanes
+    FROM perdure.worker AS w JOIN perdure.lease AS t ON t.worker = w.id
+    WHERE t.until > coalesce($2, perdure.clock_ms())
+),
+open AS MATERIALIZED (
+    SELECT e AS lane FROM unnest(perdure.unpaused(ARRAY(SELECT a.id FROM perdure.lane AS a))) AS e
+),
+found (lane, what, runs, oldest) AS (
+    SELECT
+        r.lane,
+        CASE
+            WHEN NOT EXISTS (SELECT 1 FROM open AS o WHERE o.lane = r.lane) THEN 'paused'
+            WHEN r.owner > 0 THEN 'session'
+            WHEN EXISTS (SELECT 1 FROM live_worker AS w WHERE r.lane = ANY (w.lanes)) THEN 'ready'
+            ELSE 'unserved'
+        END,
+        r.runs, r.oldest
+    FROM (
+        SELECT lane, owner, count(*) AS runs, min(place) AS oldest
+        FROM perdure.live WHERE state = 'queued' AND held IS NULL GROUP BY lane, owner
+    ) AS r
     UNION ALL
     SELECT lane, 'running', count(*), NULL FROM perdure.live WHERE state = 'running' GROUP BY lane
     UNION ALL
     SELECT lane, CASE WHEN held = 'rate' THEN held ELSE state END, count(*), NULL
     FROM perdure.live WHERE state IN ('scheduled', 'waiting') GROUP BY 1, 2
     UNION ALL
-    SELECT lane, CASE WHEN held = 'paused' OR g.paused THEN 'group paused' ELSE 'group' END, count(*), NULL
-    FROM perdure.live AS l JOIN perdure.grp AS g ON g.id = l.grp
-    WHERE l.state = 'queued' AND l.held IN ('group', 'paused') AND l.slot IN (1, 2) GROUP BY 1, 2
+    SELECT l.lane, CASE WHEN l.held = 'paused' THEN 'group paused' ELSE 'group' END, count(*), NULL
+    FROM perdure.live AS l WHERE l.slot = 1 AND l.state = 'queued' AND l.held IN ('group', 'paused') GROUP BY 1, 2
+    UNION ALL
+    SELECT lane, 'group', count(*), NULL FROM perdure.live WHERE slot = 2 GROUP BY lane
     UNION ALL
     SELECT lane, 'session', count(*), NULL FROM perdure.live WHERE seat = 2 GROUP BY lane
     UNION ALL
-    SELECT e.lane, 'ended', e.runs, NULL
-    FROM (
-        SELECT a.id AS lane, count(*) AS runs
-        FROM perdure.lane AS a
-        CROSS JOIN (VALUES ('succeeded'), ('failed'), ('cancelled')) AS s (state)
+    SELECT a.id, 'ended', e.runs, NULL
+    FROM perdure.lane AS a
+    CROSS JOIN LATERAL (
+        SELECT sum(s.runs)::bigint AS runs
+        FROM unnest(ARRAY['succeeded', 'failed', 'cancelled']) AS t (state)
         CROSS JOIN LATERAL (
             WITH RECURSIVE back (finish, finished_at) AS (
                 (
                     SELECT x.finish, x.finished_at FROM perdure.ended AS x
-                    WHERE x.lane = a.id AND x.state = s.state AND x.kept IS NULL ORDER BY x.finish DESC LIMIT 1
+                    WHERE x.lane = a.id AND x.state = t.state AND x.kept IS NULL ORDER BY x.finish DESC LIMIT 1
                 )
                 UNION ALL
                 SELECT y.finish, y.finished_at FROM back AS b
                 CROSS JOIN LATERAL (
                     SELECT x.finish, x.finished_at FROM perdure.ended AS x
-                    WHERE x.lane = a.id AND x.state = s.state AND x.kept IS NULL AND x.finish < b.finish
+                    WHERE x.lane = a.id AND x.state = t.state AND x.kept IS NULL AND x.finish < b.finish
                     ORDER BY x.finish DESC LIMIT 1
                 ) AS y
                 WHERE b.finished_at > $1
             )
-            SELECT 1 FROM back WHERE finished_at > $1
-        ) AS ended_since
-        GROUP BY a.id
+            SELECT count(*) AS runs FROM back WHERE finished_at > $1
+        ) AS s
     ) AS e
+    WHERE e.runs > 0
 )
-SELECT json_agg(json_build_array(queue, what, runs, oldest))::text
-FROM (
-    SELECT
-        a.queue, f.what, sum(f.runs)::bigint AS runs,
-        (SELECT r.created_at FROM perdure.run AS r WHERE r.seq >= min(f.oldest) ORDER BY r.seq LIMIT 1) AS oldest
-    FROM perdure.lane AS a LEFT JOIN found AS f ON f.lane = a.id
-    GROUP BY a.queue, f.what
-) AS listed;
+SELECT json_agg(json_build_array(
+    a.queue, a.workflow, a.version,
+    EXISTS (SELECT 1 FROM live_worker AS w WHERE a.queue = ANY (w.queues)),
+    f.what, f.runs,
+    CASE WHEN f.what IN ('ready', 'unserved') THEN (
+        SELECT r.created_at FROM perdure.run AS r WHERE r.seq >= f.oldest ORDER BY r.seq LIMIT 1
+    ) END
+))::text
+FROM perdure.lane AS a LEFT JOIN found AS f ON f.lane = a.id;
 
 -- name: listen
 -- Notes that a process wants to be told of a topic for some time. Uses the primary key.
