@@ -141,6 +141,9 @@ class Started(Struct):
     same: bool
     """Whether the run that existed has the same workflow and was started with the same input, whatever input it has
     continued with since. Always true when a unique key led to it."""
+    group_limit: int | None = None
+    """The limit that holds for its group, when that was made with another one than this start brings, and none was set
+    since that agrees with it."""
 
 
 class Signal(Struct):
@@ -299,6 +302,8 @@ class LimitRecord(Struct, kw_only=True):
     at: Millis
     running: int = 0
     """How many runs count against it now."""
+    queues: int = 1
+    """On how many queues the runs of a group are: its limit is for each of them, its rate for all together."""
 
 
 class Revision(Struct, kw_only=True):
@@ -453,6 +458,8 @@ class WorkerRecord(Struct, kw_only=True):
     """By workflow: the versions whose pinned runs it serves."""
     sessions: int = 0
     """The most sessions that it owns at a time."""
+    owned_sessions: int = 0
+    """How many it owns now."""
 
 
 def crash_backoff(crashes: int) -> Millis:

@@ -104,8 +104,6 @@ class Reference:
     # --- clients
 
     def enqueue(self, starts: Iterable[Start]) -> list[Started]:
-        starts = list(starts)
-        self.turns.ask(starts)
         return [self._start(each) for each in starts]
 
     def _start(self, wanted: Start) -> Started:
@@ -146,8 +144,9 @@ class Reference:
             slot=0 if wanted.group else None,
             first_input=wanted.input,
         )
+        other_limit = self.turns.ask(wanted)
         self.turns.moved(run)
-        return Started(wanted.id, False, True)
+        return Started(wanted.id, False, True, other_limit)
 
     def signal(self, sent: Signal) -> None:
         run = self.runs[sent.run_id]
@@ -416,7 +415,8 @@ class Reference:
 
     def _wanted(self, worker: int) -> bool:
         """Whether a session that nobody owns has a run for the worker, which takes sessions."""
-        mine = [run for run in self._queued(worker) if run.slot != 2 and not self.turns.paused(run)]
+        queued = [run for run in self._queued(worker) if run.slot != 2 and not self.turns.over(run)]
+        mine = [run for run in queued if not self.turns.paused(run)]
         owners = [session.owner for run in mine if (session := self.turns.session(run)) is not None]
         return self.workers[worker].sessions > 0 and None in owners
 
@@ -466,6 +466,8 @@ class Reference:
         self.check_history(run, claim.checkpoints)
         if run.parked_for is not None:
             targets = [self.runs[target].shown for target in run.parked_for]
+            for end in claim.ended:
+                self._take_over(end.id, end.state, end.body)
             outcomes = {each.id: Ended(each.id, each.state, each.body) for each in targets if each.state.final}
             assert {end.id: end for end in claim.ended} == outcomes
 
@@ -477,8 +479,7 @@ class Reference:
         assert [run.position for run in shown] == sorted({run.position for run in shown})
         for theirs in shown:
             ours = self.runs[theirs.id].shown
-            if theirs.state == State.CANCELLED and ours.body is None:
-                ours.body = theirs.body
+            self._take_over(theirs.id, theirs.state, theirs.body)
             assert _comparable(theirs) == _comparable(ours)
             reason = self.turns.reason(self.runs[theirs.id], self.names)
             assert (theirs.held is None) == (reason is None), (theirs.held, reason)
@@ -488,6 +489,12 @@ class Reference:
         assert [(kept.key, kept.outcome, kept.body) for kept in history] == [
             (kept.key, kept.outcome, kept.body) for kept in run.checkpoints.values()
         ]
+
+    def _take_over(self, run_id: str, state: State, body: str | None) -> None:
+        """The words for which a run was cancelled, when it was the store that did it, are the store's."""
+        ours = self.runs[run_id].shown
+        if state == State.CANCELLED and ours.body is None:
+            ours.body = body
 
     # --- transitions
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 
 import pytest
 
@@ -12,6 +13,7 @@ from conformance.kit import (
     SHIP,
     ManualClock,
     Worker,
+    drain,
     for_timer,
     ids,
     of_group,
@@ -22,7 +24,7 @@ from conformance.kit import (
     start,
     worker,
 )
-from perdure.model import Limits, Millis, Rate, State
+from perdure.model import Limits, Millis, Rate, Scope, State
 from perdure.stores.base import Store, To
 
 pytestmark = pytest.mark.anyio
@@ -81,8 +83,10 @@ async def test_in_any_window_no_more_begin_than_the_rate_allows(
         reply = await each.exchange(slots=rng.randint(0, 6), settles=said)
         mine[each.id] = list(reply.claims)
         began += [clock.now()] * len(reply.claims)
-        clock.advance(ms=rng.choice([0, 1, 5, period // count + 1, period]))
+        clock.advance(ms=rng.choice([0, 1, 5, period // count + 1, period, -period]))
     assert len(began) > burst
+    # By a clock that never goes back: what begins while the clock is behind begins at its latest time.
+    began = list(accumulate(began, max))
     for first, at in enumerate(began):
         for last in range(first, min(len(began), first + 60)):
             assert (last - first + 1 - burst) * period <= (began[last] - at) * count
@@ -143,7 +147,8 @@ async def test_a_run_of_a_rated_group_is_put_off_once(store: Store, ada: Worker,
     late = await record(store, "g1")
     assert (late.state, late.wake_at) == (State.SCHEDULED, clock.now() + 1000)
     assert late.held == "group g may begin its next run at 2023-11-14 22:13:21 UTC (1/s)"
-    assert (await record(store, "g2")).held == "group g is full (1 of 1: run g1)"
+    behind = "group g is full (1 of 1: run g1), and may begin its next run at 2023-11-14 22:13:21 UTC (1/s)"
+    assert (await record(store, "g2")).held == behind
     clock.advance(ms=1000)
     assert ids(await ada.claim()) == ["g1"]
 
@@ -156,6 +161,75 @@ async def test_a_run_that_was_put_off_can_be_cancelled(store: Store, ada: Worker
     await store.cancel("g1", "x")
     clock.advance(ms=1000)
     assert ids(await ada.claim()) == ["g2"]
+
+
+async def test_a_lowered_limit_holds_for_what_a_rate_put_off(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start(f"g{n}", group="g", group_limit=10) for n in range(10)])
+    assert ids(await ada.claim()) == ["g0"]
+    await store.set_limits(of_group("g"), Limits(running=1, rate=Rate(1, 1000, 1)), "ada")
+    for _ in range(20):
+        clock.advance(ms=1000)
+        assert await ada.claim() == []
+
+
+@pytest.mark.parametrize("limits", [Limits(), per_second(1000), per_second(1, burst=9), Limits(running=10)])
+async def test_what_was_put_off_is_free_when_the_rate_changes(
+    store: Store, ada: Worker, clock: ManualClock, limits: Limits
+) -> None:
+    await store.set_limits(of_group("g"), Limits(rate=Rate(1, 3_600_000, 1)), "ada")
+    await store.enqueue([start(f"g{n}", group="g", group_limit=10) for n in range(5)])
+    assert ids(await ada.claim()) == ["g0"]
+    await store.set_limits(of_group("g"), limits, "ada")
+    clock.advance(ms=4_000)
+    order: list[str] = []
+    for _ in range(4):
+        order += ids(await ada.claim())
+        clock.advance(ms=1)
+    assert order == ["g1", "g2", "g3", "g4"]
+
+
+async def test_those_that_are_put_off_come_one_by_one(store: Store, ada: Worker, clock: ManualClock) -> None:
+    """So that what one start costs does not depend on how many of its group wait for the rate."""
+    await store.set_limits(of_group("g"), per_second(2, burst=2), "ada")
+    await store.enqueue([start(f"g{n}", group="g", group_limit=100) for n in range(40)])
+    begin = clock.now()
+    assert len(await drain(ada)) == 2
+    times = [(await record(store, f"g{n}")).wake_at for n in range(2, 40)]
+    assert times == [begin + 500 * n for n in range(1, 39)]
+    for n in range(2, 40):
+        clock.advance(ms=500)
+        assert ids(await ada.claim()) == [f"g{n}"]
+
+
+async def test_who_comes_later_is_put_off_in_order(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start(f"g{n}", group="g", group_limit=100) for n in range(4)])
+    assert ids(await drain(ada)) == ["g0"]
+    await store.enqueue([start("late", group="g"), start("urgent", group="g", priority=-1)])
+    assert await drain(ada) == []
+    order: list[str] = []
+    for _ in range(5):
+        clock.advance(ms=1000)
+        order += ids(await ada.claim())
+    assert order == ["urgent", "g1", "g2", "g3", "late"]
+
+
+async def test_an_urgent_run_comes_before_one_that_was_put_off(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start(f"g{n}", group="g") for n in range(3)])
+    await ada.settle(await ada.claim_one())
+    assert await ada.claim() == []
+    await store.enqueue([start("urgent", group="g", priority=-1)])
+    assert ((await record(store, "g1")).held or "").startswith("group g is full (1 of 1: run urgent)")
+    assert await ada.claim() == []
+    order: list[str] = []
+    for _ in range(3):
+        clock.advance(ms=1000)
+        claim = await ada.claim_one()
+        order.append(claim.id)
+        await ada.settle(claim)
+    assert order == ["urgent", "g1", "g2"]
 
 
 async def test_a_repeated_claim_is_counted_once(store: Store, ada: Worker, clock: ManualClock) -> None:
@@ -178,6 +252,17 @@ async def test_runs_that_did_not_fit_into_the_bytes_have_not_begun(
     assert (len(reply.claims), reply.more) == (2, False)
 
 
+async def test_the_bytes_of_an_exchange_are_bounded_however_often_it_looks(store: Store, ada: Worker) -> None:
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start("g0", group="g", group_limit=9)])
+    assert ids(await ada.claim()) == ["g0"]
+    big = '"' + "x" * 2_000_000 + '"'
+    await store.enqueue([start("big0", input=big), *[start(f"g{n}", group="g") for n in range(1, 4)]])
+    await store.enqueue([start(f"big{n}", input=big) for n in range(1, 4)])
+    reply = await ada.exchange(slots=4)
+    assert (ids(reply.claims), reply.more) == (["big0", "big1"], True)
+
+
 async def test_a_clock_that_goes_back_lets_nothing_begin_too_soon(
     store: Store, ada: Worker, clock: ManualClock
 ) -> None:
@@ -187,4 +272,19 @@ async def test_a_clock_that_goes_back_lets_nothing_begin_too_soon(
     clock.advance(ms=-5000)
     assert await ada.claim() == []
     clock.advance(ms=6000)
+    assert len(await ada.claim()) == 1
+
+
+@pytest.mark.parametrize("scope", [EVERYTHING, of_queue(), of_workflow(SHIP), of_group("g")])
+async def test_a_burst_is_used_once_while_the_clock_is_behind(
+    store: Store, ada: Worker, clock: ManualClock, scope: Scope
+) -> None:
+    await store.set_limits(scope, per_second(1, burst=5), "ada")
+    await store.enqueue([start(group="g", group_limit=100) for _ in range(100)])
+    assert len(await ada.claim(1)) == 1
+    clock.advance(ms=-500)
+    assert sum([len(await ada.claim(3)) for _ in range(30)]) == 4
+    clock.advance(ms=500)
+    assert await ada.claim() == []
+    clock.advance(ms=1000)
     assert len(await ada.claim()) == 1

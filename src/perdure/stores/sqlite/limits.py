@@ -38,6 +38,7 @@ class _LimitRow(NamedTuple):
     who: str
     at: Millis
     used: int
+    queues: int
 
 
 class _RevisionRow(NamedTuple):
@@ -150,6 +151,8 @@ def _revise(transaction: Transaction, scope: Scope, old: _Stored, new: _Stored, 
     if scope.kind is ScopeKind.GROUP:
         group = {"name": scope.name, "running": new.limits.running, "paused": new.paused}
         transaction.change(_SQL["groups"], group)
+        if old.limits.rate != new.limits.rate:
+            transaction.change(_SQL["rate_changed"], {"name": scope.name, "now": transaction.now})
     elif old.paused != new.paused:
         transaction.change(_SQL["pause_lanes"], {})
         if new.paused:
@@ -183,6 +186,7 @@ def _records(transaction: Transaction, scope: Scope | None) -> list[LimitRecord]
             who=row.who,
             at=row.at,
             running=row.used,
+            queues=max(1, row.queues),
         )
         for row in _Limits.decode(transaction.row(_SQL["limits"], params)[0])
     ]

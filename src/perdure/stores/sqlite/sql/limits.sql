@@ -25,6 +25,12 @@ VALUES (:kind, :name, :who, :now, :old, :new, :was_paused, :paused);
 -- Tells the groups of a name what holds for them; fires grp_changed. Uses the unique index of grp.
 UPDATE grp SET most = coalesce(:running, asked), paused = :paused WHERE key = :name;
 
+-- name: rate_changed
+-- Lets the runs that the rate of their groups put off come at once: they find what holds now. Uses the unique index of
+-- grp, and run_put_off.
+UPDATE run SET wake_at = :now
+WHERE held = 'rate' AND grp IN (SELECT id FROM grp WHERE key = :name);
+
 -- name: pause_lanes
 -- Notes which lanes are paused, by their queue, their workflow or the namespace. Walks the lanes, which are few.
 UPDATE lane SET paused = NOT paused
@@ -43,8 +49,8 @@ WHERE paused <> EXISTS (
 DELETE FROM worker_lane WHERE lane IN (SELECT id FROM lane WHERE paused);
 
 -- name: limits
--- What is stored for scopes (all, or one), with the runs that count against it. Walks the scopes, and run_owned or
--- run_holder for each.
+-- What is stored for scopes (all, or one), with the runs that count against it. Walks the scopes, and the
+-- lanes or run_holder for each.
 SELECT json_group_array(
     json_array(
         s.kind, s.name, s.running, s.rate_count, s.rate_period, s.rate_burst, s.paused, s.revision, s.who, s.at,
@@ -55,13 +61,11 @@ SELECT json_group_array(
                 WHERE g.key = s.name
             )
             ELSE (
-                SELECT count(*)
-                FROM run AS r INDEXED BY run_owned CROSS JOIN lane AS l ON l.id = r.lane
-                WHERE r.state = 'running'
-                    AND (s.kind <> 'queue' OR l.queue = s.name)
-                    AND (s.kind <> 'workflow' OR l.workflow = s.name)
+                SELECT coalesce(sum(l.running), 0) FROM lane AS l
+                WHERE (s.kind <> 'queue' OR l.queue = s.name) AND (s.kind <> 'workflow' OR l.workflow = s.name)
             )
-        END
+        END,
+        CASE WHEN s.kind = 'group' THEN (SELECT count(*) FROM grp AS g WHERE g.key = s.name) ELSE 1 END
     )
 )
 FROM scope AS s
