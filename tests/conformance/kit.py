@@ -196,6 +196,8 @@ class Worker:
         watches: Sequence[Watch] = (),
         told: Sequence[Told] = (),
         fires: Sequence[Fire] = (),
+        owned: Sequence[tuple[Ref, int]] = (),
+        draining: bool = False,
     ) -> Exchanged:
         self.serial += 1
         self.last = Exchange(
@@ -207,6 +209,8 @@ class Worker:
             watches=list(watches),
             told=list(told),
             fires=list(fires),
+            owned=list(owned),
+            draining=draining,
         )
         return await self.store.exchange(self.last)
 

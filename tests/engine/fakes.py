@@ -105,7 +105,7 @@ class FakeOwner:
     """The execution of a run, as the exchange loop sees it."""
 
     def __init__(self, token: int) -> None:
-        self.token = token
+        self.ref = self.token = token
         self.told: list[Any] = []
 
     def lost(self) -> None:
@@ -137,6 +137,7 @@ class ScriptedStore:
             list(exchange.settles),
             exchange.slots,
             list(exchange.watches),
+            owned=list(exchange.owned),
         )
         async with self.made:
             self.exchanges.append(copy)

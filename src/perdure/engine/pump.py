@@ -24,6 +24,7 @@ from perdure.stores.base import (
     Exchange,
     Exchanged,
     Existed,
+    Ref,
     Save,
     Seen,
     Settle,
@@ -56,6 +57,8 @@ class Owner(Protocol):
     """What the pump needs of the execution of a run."""
 
     @property
+    def ref(self) -> Ref: ...
+    @property
     def token(self) -> int: ...
     def lost(self) -> None: ...
     def cancel(self, cancelling: Cancelling) -> None: ...
@@ -79,6 +82,7 @@ class Pump:
         self._wake = asyncio.Event()
         self._hinted = True
         self._look = True
+        self._ask_all = False
         self._looking: asyncio.TimerHandle | None = None
         self._polling: asyncio.TimerHandle | None = None
         self._alarm: Alarm | None = None
@@ -159,6 +163,11 @@ class Pump:
                     timer.cancel()
             self._looking = self._alarm = None
 
+    def drain(self) -> None:
+        """Claims nothing more, and gives up the sessions of which nothing runs (the others when their last run ends)."""
+        self.claiming = False
+        self.look()
+
     def stop(self) -> None:
         """Has `run` return after the exchange that is under way."""
         self._stopping = True
@@ -195,7 +204,9 @@ class Pump:
         self._wake.set()
 
     def _poll(self) -> None:
-        """Looks at the store without a hint, from time to time: hints may be lost."""
+        """Looks at the store without a hint, from time to time: hints may be lost. And asks whether it still owns its
+        runs: of one that was deleted nothing else would tell, as long as it has nothing to say."""
+        self._ask_all = True
         self.look()
         self._polling = asyncio.get_running_loop().call_later(POLL * random.uniform(0.7, 1.0), self._poll)
 
@@ -220,8 +231,10 @@ class Pump:
             watches=list(self._watches.values()),
             told=list(self._told.values()),
             fires=self._fires,
+            owned=[(owner.ref, token) for token, owner in self.owners.items()] if self._ask_all else [],
+            draining=not self.claiming,
         )
-        self._told, self._fires = {}, []
+        self._told, self._fires, self._ask_all = {}, [], False
         return exchange, saves
 
     async def _send(self, exchange: Exchange, futures: list[_Pending]) -> Exchanged | None:

@@ -208,7 +208,7 @@ class Worker:
         runtime = self.runtime
         self._stopping = True
         self._patience = _FAREWELL
-        runtime.pump.claiming = False
+        runtime.pump.drain()
         try:
             async with asyncio.timeout(self._grace if grace is None else grace):
                 await runtime.idle.wait()

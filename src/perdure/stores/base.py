@@ -153,6 +153,12 @@ class Exchange(Struct, omit_defaults=True):
     watches: list[Watch] = []
     told: list[Told] = []
     fires: list[Fire] = []
+    owned: list[tuple[Ref, int]] = []
+    """All claims that it believes to own, from time to time (not with each exchange): those of runs that are gone are
+    told of as refused, though nothing was said of them. So a run that is deleted stops also when it has nothing to say.
+    """
+    draining: bool = False
+    """It takes nothing more: the sessions that it owns of which no run is running, after the settles, are given up."""
 
 
 class Cancelling(Struct, omit_defaults=True):
@@ -368,6 +374,10 @@ class Store(Protocol):
 
     async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
         """Those of the runs that have ended, with their outcomes."""
+        ...
+
+    async def missing(self, run_ids: Sequence[str]) -> list[str]:
+        """Those of the ids that no run has: it never had, or the run was deleted or pruned."""
         ...
 
     async def history(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Checkpoint]:

@@ -278,6 +278,33 @@ async def test_runs_of_a_session_go_to_its_owner_and_elsewhere_when_it_stops(pla
     assert [int(each.split()[1]) for each in where] == list(range(12))
 
 
+async def test_a_worker_that_stops_gives_up_its_sessions_before_its_last_run_has_ended(play: Play) -> None:
+    app, gate = new_app(), Gate()
+
+    @step
+    async def rest() -> None:
+        await gate.pass_through()
+
+    @app.workflow
+    async def slow() -> None:
+        await rest()
+
+    @app.workflow(session=lambda n: "browser")
+    async def flow(n: int) -> int:
+        return n
+
+    async with play(app) as sandbox:
+        await (await flow.start(1)).result()
+        await slow.start()
+        await gate.reached()
+        stopping = asyncio.ensure_future(sandbox.worker.stop(grace=30))
+        async with asyncio.timeout(20), app.worker(lease=1000, sessions=1):
+            assert await (await flow.start(2)).result() == 2
+            assert not stopping.done()
+            gate.open()
+            await stopping
+
+
 async def test_a_worker_without_sessions_takes_no_run_of_one(play: Play) -> None:
     app = new_app()
 

@@ -63,7 +63,7 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     if not silent(exchange):
         return None
     head = _head(transaction, exchange)
-    if head.timers_due or head.deadlines_due or head.sessions_idle:
+    if head.timers_due or head.deadlines_due or head.sessions_idle or (exchange.draining and head.sessions):
         return None
     left_over = outlook(transaction, exchange.worker) if _strict(transaction, exchange, head) else None
     reply, _ = _reply(transaction, exchange, head, left_over)
@@ -81,6 +81,8 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
         ready |= _fire(transaction, exchange)
         promoted, more = _take_up(transaction, head)
         ready |= promoted
+        if exchange.draining and head.sessions:
+            ready |= transaction.change(_SQL["give_up"], {"worker": exchange.worker}) > 0
         strict = _strict(transaction, exchange, head)
         # While there are more runs whose time is over, a claim might bring one of them: they come first.
         if exchange.slots > 0 and not (head.deadlines_due and more):
@@ -105,7 +107,7 @@ def _strict(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
 
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:
     named = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
-    tokens = [(ref, token) for token, ref in named.items()]
+    tokens = list({*exchange.owned, *((ref, token) for token, ref in named.items())})
     now = transaction.now
     flags, timer, deadline, slot, idle_until, sessions, limited = transaction.row(
         _SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker, "now": now}

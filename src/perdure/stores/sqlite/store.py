@@ -154,6 +154,9 @@ class SqliteStore:
     async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
         return await self._read(lambda tx: reads.ended(tx, run_ids))
 
+    async def missing(self, run_ids: Sequence[str]) -> list[str]:
+        return await self._read(lambda tx: reads.missing(tx, run_ids))
+
     async def history(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Checkpoint]:
         return await self._read(lambda tx: reads.history(tx, run_id, after, limit))
 

@@ -384,6 +384,12 @@ WHERE idle_until = 0;
 UPDATE session SET owner = NULL
 WHERE id IN (SELECT id FROM session WHERE idle_until > 0 AND idle_until <= :now ORDER BY idle_until LIMIT :limit);
 
+-- name: give_up
+-- Ends what a worker owns of sessions of which it runs nothing. Uses session_owned and run_seat.
+UPDATE session SET owner = NULL
+WHERE owner = :worker
+    AND NOT EXISTS (SELECT 1 FROM run AS r INDEXED BY run_seat WHERE r.session = session.id AND r.seat = 3);
+
 -- name: claimed
 -- How many runs the worker owns of a range of tokens, and the last of these tokens. Uses run_owned.
 SELECT count(*), max(token)

@@ -59,6 +59,12 @@ CROSS JOIN run AS r ON r.id = e.value
 LEFT JOIN outcome AS o ON o.run = r.seq
 WHERE r.finished_at IS NOT NULL;
 
+-- name: missing
+-- Of some ids, those that no run has. Uses the unique index of run ids.
+SELECT json_group_array(e.value)
+FROM json_each(:ids) AS e
+WHERE NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = e.value);
+
 -- name: history
 -- A page of a run's checkpoints. Walks the primary key of checkpoint.
 SELECT json_group_array(
