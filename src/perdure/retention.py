@@ -9,7 +9,7 @@ from perdure.errors import InvalidInput
 from perdure.model import FINAL_STATES, Retention, State
 
 PRUNE_LIMIT = 500
-"""Runs that one transaction removes, so that it holds nobody up for long."""
+"""Runs that one call removes, at most."""
 
 
 def make_policy(

@@ -24,6 +24,7 @@ from perdure.engine.tasks import adopt_tasks
 from perdure.engine.threads import ThreadLayers
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.model import Millis, Retention
+from perdure.retention import PRUNE_LIMIT
 from perdure.stores.base import Claim, Registration, Store, Subscription, Topic
 
 logger = logging.getLogger("perdure.worker")
@@ -33,9 +34,6 @@ _RECLAIM_PAUSE = 0.7
 
 PRUNE_PAUSE = 60.0
 """Seconds, at most, between two looks for runs that the policies let go; a random part is taken off."""
-
-_PRUNE_LIMIT = 500
-"""Runs that one transaction removes."""
 
 _PRUNE_SHARE = 0.1
 """Of the time that a worker may spend on removing them while there are more."""
@@ -317,11 +315,11 @@ class Worker:
         """Removes what the policies let go, a little at a time, and comes back soon only while there is more."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        count = await self.runtime.store.prune(self._retention, limit=_PRUNE_LIMIT)
+        count = await self.runtime.store.prune(self._retention, limit=PRUNE_LIMIT)
         took = loop.time() - began
         if count:
             logger.debug("pruned %d runs", count)
-        pause = took / _PRUNE_SHARE if count == _PRUNE_LIMIT else PRUNE_PAUSE
+        pause = took / _PRUNE_SHARE if count == PRUNE_LIMIT else PRUNE_PAUSE
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _forever(self, what: str, once: Callable[[], Coroutine[Any, Any, None]]) -> None:

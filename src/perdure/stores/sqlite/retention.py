@@ -17,8 +17,12 @@ from perdure.stores.sqlite.control import end, find_run
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
 
+PRUNE_ROWS = 10_000
+"""The most checkpoints and signals that one transaction removes with their runs, unless it is one run."""
+
 _SQL = load("retention")
 _Ids = msgspec.json.Decoder(list[str])
+_Sizes = msgspec.json.Decoder(list[int])
 _Lanes = msgspec.json.Decoder(list[tuple[int, str, dict[State, int], dict[State, int]]])
 _Family = msgspec.json.Decoder(list[tuple[int, int]])
 
@@ -31,10 +35,22 @@ class Ending(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What is to be pruned, and the parents that ended since some of their children were passed over."""
+    """What is to be pruned, and the parents and batches that ended since some of their runs were passed over."""
 
-    parents: list[str]
+    keepers: list[str]
     endings: list[Ending]
+    sizes: list[int]
+    """How many rows are kept of each."""
+
+    def parts(self) -> Iterator[Due]:
+        """What one transaction takes at a time: so many rows, but always one run."""
+        first, rows = 0, 0
+        for number, size in enumerate(self.sizes):
+            if rows + size > PRUNE_ROWS and number > first:
+                yield Due(self.keepers if not first else [], self.endings[first:number], self.sizes[first:number])
+                first, rows = number, 0
+            rows += size
+        yield Due(self.keepers if not first else [], self.endings[first:], self.sizes[first:])
 
 
 class Held(NamedTuple):
@@ -46,9 +62,11 @@ class Held(NamedTuple):
 
 def due(transaction: Transaction, policies: Sequence[Retention], limit: int) -> Due:
     """What policies let go, oldest end first, at most `limit`. Reads only, and little more than it returns."""
-    parents = _Ids.decode(transaction.row(_SQL["parents"], {"limit": limit})[0])
+    keepers = _Ids.decode(transaction.row(_SQL["keepers"], {"limit": limit})[0])
     walks = [_let_go(transaction, policy, held) for policy, held in _apply(transaction, policies)]
-    return Due(parents, list(islice(heapq.merge(*walks), limit)))
+    endings = list(islice(heapq.merge(*walks), limit))
+    sizes = _Sizes.decode(transaction.row(_SQL["sizes"], {"runs": encode([ending.seq for ending in endings])})[0])
+    return Due(keepers, endings, sizes)
 
 
 def choose(policies: Sequence[Retention], workflow: str, state: State) -> Retention | None:
@@ -85,14 +103,14 @@ def _let_go(transaction: Transaction, policy: Retention, held: Held) -> Iterator
 
 
 def prune(transaction: Transaction, due: Due) -> tuple[int, bool]:
-    """Removes those of the runs that still are as they were when they were found, but for those whose parent lives:
-    these are not found again before their parent has ended.
+    """Removes those of the runs that still are as they were when they were found, but for those whose parent or batch
+    lives: these are not found again before that has ended.
 
     Returns how many were removed, and whether there may be others in their place.
     """
     changed = 0
-    if due.parents:
-        changed += transaction.change(_SQL["let_go"], {"parents": encode(due.parents)})
+    if due.keepers:
+        changed += transaction.change(_SQL["let_go"], {"keepers": encode(due.keepers)})
     changed += transaction.change(_SQL["pass_over"], {"runs": encode([ending.seq for ending in due.endings])})
     removed = transaction.change(_SQL["prune"], {"ended": encode(due.endings)})
     return removed, changed + removed > 0

@@ -240,10 +240,13 @@ class SqliteStore:
         while more and removed < limit:
             # What is to go is looked for without the lock that all writers share.
             due = await self._read(lambda tx, left=limit - removed: retention.due(tx, policies, left))
-            if not due.parents and not due.endings:
+            if not due.keepers and not due.endings:
                 break
-            gone, more = await self._write(lambda tx, due=due: retention.prune(tx, due))
-            removed += gone
+            more = False
+            for part in due.parts():
+                gone, changed = await self._write(lambda tx, part=part: retention.prune(tx, part))
+                removed += gone
+                more |= changed
         return removed
 
     # --- workers

@@ -47,7 +47,8 @@ CREATE TABLE run (
     session INTEGER,
     seat INTEGER,                         -- in its session: 0 is held otherwise, 1 is ready, 2 is in the line, 3 runs
     finish INTEGER,                       -- the order of finishing
-    kept INTEGER,                         -- 1 when its parent lived when it was to be pruned
+    kept TEXT,                            -- what lived when it was to be pruned: 'run:' and its parent's id, or
+                                          -- 'batch:' and its batch's
     batch TEXT,
     unique_key TEXT,
     debounced INTEGER                     -- 1 when it gives its key up as soon as it begins
@@ -65,7 +66,7 @@ CREATE INDEX run_away ON run (lane, state) WHERE state IN ('scheduled', 'waiting
 CREATE INDEX run_child ON run (parent) WHERE parent IS NOT NULL;
 CREATE INDEX run_failed ON run (state) WHERE state = 'failed';
 CREATE INDEX run_prunable ON run (lane, state, finish, finished_at) WHERE finished_at IS NOT NULL AND kept IS NULL;
-CREATE INDEX run_kept ON run (parent) WHERE kept IS NOT NULL;
+CREATE INDEX run_kept ON run (kept, lane, state) WHERE kept IS NOT NULL AND finished_at IS NOT NULL;
 CREATE INDEX run_batch ON run (batch) WHERE batch IS NOT NULL;
 -- The live runs of a key come first: those have no end.
 CREATE INDEX run_unique ON run (unique_key, finished_at) WHERE unique_key IS NOT NULL;
