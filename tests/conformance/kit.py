@@ -197,6 +197,7 @@ class Worker:
         told: Sequence[Told] = (),
         fires: Sequence[Fire] = (),
         owned: Sequence[tuple[Ref, int]] = (),
+        skips: Sequence[str] = (),
         draining: bool = False,
     ) -> Exchanged:
         self.serial += 1
@@ -210,6 +211,7 @@ class Worker:
             told=list(told),
             fires=list(fires),
             owned=list(owned),
+            skips=list(skips),
             draining=draining,
         )
         return await self.store.exchange(self.last)

@@ -14,10 +14,10 @@ from typing import Protocol, TypeAlias
 
 from perdure.backoff import pauses
 from perdure.clock import Alarm, Clock
-from perdure.cron import due_fires
+from perdure.engine.firing import Firing
 from perdure.errors import PerdureError, StoreUnavailable, id_conflict
 from perdure.failures import encode_failure
-from perdure.model import Fire, Millis, ScheduleRecord
+from perdure.model import Fire, Millis
 from perdure.stores.base import (
     Cancelling,
     Claim,
@@ -79,6 +79,7 @@ class Pump:
         self._watches: dict[tuple[int, str], Watch] = {}
         self._told: dict[int, Told] = {}
         self._fires: list[Fire] = []
+        self._firing = Firing()
         self._wake = asyncio.Event()
         self._hinted = True
         self._look = True
@@ -232,6 +233,7 @@ class Pump:
             told=list(self._told.values()),
             fires=self._fires,
             owned=[(owner.ref, token) for token, owner in self.owners.items()] if self._ask_all else [],
+            skips=self._firing.skips(),
             draining=not self.claiming,
         )
         self._told, self._fires, self._ask_all = {}, [], False
@@ -320,9 +322,11 @@ class Pump:
         for claim in reply.claims:
             self._begin(claim)
         # Of those that were not sent yet the store tells again.
-        self._fires = [fire for schedule in reply.due for fire in _fires(schedule, reply.now)]
+        self._fires = self._firing.fires(reply.due, reply.now)
         if self._fires:
             self._wake.set()
+        elif reply.due:  # none of them can be read: there may be others
+            self.look()
         self._set_alarm(reply.next_at)
         if reply.more:
             self.hint()
@@ -348,14 +352,6 @@ def _bounded(saves: list[_Pending]) -> tuple[list[_Pending], list[_Pending]]:
         if count == _MOST_SAVES or (size > _MOST_BYTES and count):
             return saves[:count], saves[count:]
     return saves, []
-
-
-def _fires(schedule: ScheduleRecord, now: Millis) -> list[Fire]:
-    try:
-        return due_fires(schedule, now)
-    except Exception:  # made by a version, or on a machine, that knows more; the others must go on
-        logger.exception("schedule %s can't be read", schedule.schedule.name)
-        return []
 
 
 def _fail(future: asyncio.Future[Existed | None], error: BaseException) -> None:

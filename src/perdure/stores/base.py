@@ -157,6 +157,8 @@ class Exchange(Struct, omit_defaults=True):
     """All claims that it believes to own, from time to time (not with each exchange): those of runs that are gone are
     told of as refused, though nothing was said of them. So a run that is deleted stops also when it has nothing to say.
     """
+    skips: list[str] = []
+    """Names of schedules that it can't read, and need not be told of."""
     draining: bool = False
     """It takes nothing more: the sessions that it owns of which no run is running, after the settles, are given up."""
 
@@ -239,7 +241,8 @@ class Exchanged(Struct):
     """Whether more runs are ready for this worker (or more timers due) than this exchange could take."""
     due: list[ScheduleRecord] = []
     """Schedules whose next slot is due, at most a few; the worker answers with fires in its next exchange. They are
-    told whatever the free slots. `next_at` counts the slots to come."""
+    told whatever the free slots; one that can't be read has `broken` set, and the worker names it in `skips` from then
+    on, so that it does not stand in the way of others. `next_at` counts the slots to come."""
     gone: bool = False
     """The store does not know this incarnation: it was declared dead, or retired. It owns nothing and got nothing."""
     existed: list[Existed] = []
@@ -464,13 +467,17 @@ class Store(Protocol):
         other timing takes `next_slot`. A declared one does not overwrite one that was added at run time."""
         ...
 
-    async def schedules(self) -> list[ScheduleRecord]: ...
+    async def schedules(self) -> list[ScheduleRecord]:
+        """All of them, by name; those that can't be read with `broken` set."""
+        ...
 
-    async def pause_schedule(
-        self, name: str, *, paused: bool = True, next_slot: Millis | None = None
-    ) -> ScheduleRecord:
-        """Keeps a schedule from firing, or lets it again: then from `next_slot` on, if that is given and later than
-        where it stands, and otherwise from there, as after a time in which nobody could fire.
+    async def pause_schedule(self, name: str) -> ScheduleRecord:
+        """Keeps a schedule from firing. Raises `ScheduleNotFound`."""
+        ...
+
+    async def resume_schedule(self, name: str, next_slot: Millis | None) -> ScheduleRecord:
+        """Lets a paused schedule fire again: from `next_slot` on if that is later than where it stands, otherwise from
+        there, as after a time in which nobody could fire; with None it is over. One that is not paused stays as it is.
 
         Raises `ScheduleNotFound`."""
         ...

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from perdure.model import Millis, ScheduleRecord, Started
+from perdure.model import Millis, Started
 from perdure.stores.base import PAGE, Cancelling, Claim, Exchange, Exchanged, Existed, Save, Seen, Settle, Topic
 from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, sessions_wanted, token_range
 from perdure.stores.sqlite.control import expire
 from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.schedules import fire
+from perdure.stores.sqlite.schedules import fire, read_schedules
 from perdure.stores.sqlite.settle import carry_out, plan
 from perdure.stores.sqlite.sql import encode, load
 
@@ -31,7 +31,6 @@ _Flags = msgspec.json.Decoder(list[tuple[int, int]])
 _Cancelled = msgspec.json.Decoder(list[tuple[int, Cancelling]])
 _Claims = msgspec.json.Decoder(list[Claim])
 _Numbers = msgspec.json.Decoder(list[int])
-_Due = msgspec.json.Decoder(list[ScheduleRecord])
 _Ties = msgspec.json.Decoder(list[tuple[int, str, str, str]])
 _Seen = msgspec.json.Decoder(list[Seen])
 
@@ -267,6 +266,7 @@ def _reply(
             "page": PAGE,
             "now": now,
             "due": DUE_SCHEDULES,
+            "skips": encode(exchange.skips),
         },
     )
     return Exchanged(
@@ -277,7 +277,7 @@ def _reply(
         seen=_watch(transaction, exchange, head),
         next_at=_first(timer, deadline, slot, left_over.next_at if left_over else None),
         more=left_over.more if left_over else bool(more),
-        due=_Due.decode(due),
+        due=read_schedules(due),
     ), bool(left)
 
 

@@ -226,10 +226,11 @@ class SqliteStore:
     async def schedules(self) -> list[ScheduleRecord]:
         return await self._read(schedules.listed)
 
-    async def pause_schedule(
-        self, name: str, *, paused: bool = True, next_slot: Millis | None = None
-    ) -> ScheduleRecord:
-        return await self._write(lambda tx: schedules.pause(tx, name, paused=paused, next_slot=next_slot))
+    async def pause_schedule(self, name: str) -> ScheduleRecord:
+        return await self._write(lambda tx: schedules.pause(tx, name))
+
+    async def resume_schedule(self, name: str, next_slot: Millis | None) -> ScheduleRecord:
+        return await self._write(lambda tx: schedules.resume(tx, name, next_slot))
 
     async def remove_schedule(self, name: str) -> None:
         return await self._write(lambda tx: schedules.remove(tx, name))

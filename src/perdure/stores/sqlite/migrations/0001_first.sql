@@ -50,6 +50,7 @@ CREATE TABLE run (
     kept TEXT,                            -- what lived when it was to be pruned: 'run:' and its parent's id, or
                                           -- 'batch:' and its batch's
     batch TEXT,
+    schedule TEXT,                        -- that made it
     unique_key TEXT,
     debounced INTEGER                     -- 1 when it gives its key up as soon as it begins
 );
@@ -68,6 +69,8 @@ CREATE INDEX run_failed ON run (state) WHERE state = 'failed';
 CREATE INDEX run_prunable ON run (lane, state, finish, finished_at) WHERE finished_at IS NOT NULL AND kept IS NULL;
 CREATE INDEX run_kept ON run (kept, lane, state) WHERE kept IS NOT NULL AND finished_at IS NOT NULL;
 CREATE INDEX run_batch ON run (batch) WHERE batch IS NOT NULL;
+-- The live runs of a schedule, in order.
+CREATE INDEX run_schedule ON run (schedule) WHERE schedule IS NOT NULL AND finished_at IS NULL;
 -- The live runs of a key come first: those have no end.
 CREATE INDEX run_unique ON run (unique_key, finished_at) WHERE unique_key IS NOT NULL;
 
@@ -199,6 +202,19 @@ CREATE TABLE schedule (
     last_slot INTEGER,
     last_run TEXT
 ) WITHOUT ROWID;
+-- Of a schedule whose runs queue, the first live one does not wait for the others.
+CREATE TRIGGER schedule_goes_on AFTER UPDATE OF finished_at ON run
+WHEN new.schedule IS NOT NULL AND new.finished_at IS NOT NULL AND old.finished_at IS NULL
+BEGIN
+    UPDATE run SET state = 'queued', wake_at = NULL
+    WHERE seq = (
+        SELECT r.seq FROM run AS r INDEXED BY run_schedule
+        WHERE r.schedule = new.schedule AND r.finished_at IS NULL ORDER BY r.seq LIMIT 1
+    )
+        AND state = 'waiting'
+        AND EXISTS (SELECT 1 FROM wait AS w WHERE w.run = run.seq AND w.what = 'schedule');
+END;
+
 CREATE INDEX schedule_last ON schedule (last_run) WHERE last_run IS NOT NULL;
 CREATE INDEX schedule_next ON schedule (next_slot) WHERE next_slot IS NOT NULL AND paused = 0;
 

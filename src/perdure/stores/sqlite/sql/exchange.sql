@@ -128,14 +128,19 @@ WHERE run.seq = e.seq;
 UPDATE finish SET last = last + :number RETURNING last - :number;
 
 -- name: woken
--- Whether the end of one of the runs made a run ready that was parked for it, or may have completed a batch. Looks at
--- the runs only if there are such waits or batches at all. Uses wait_run and primary keys.
+-- Whether the end of one of the runs made a run ready that was parked for it, or may have completed a batch or let the
+-- next run of a schedule begin. Looks at the runs only if there are such waits, batches or schedules at all. Uses
+-- wait_run and primary keys.
 SELECT CASE
-    WHEN EXISTS (SELECT 1 FROM wait INDEXED BY wait_run WHERE what = 'run') OR EXISTS (SELECT 1 FROM batch) THEN EXISTS (
+    WHEN EXISTS (SELECT 1 FROM wait INDEXED BY wait_run WHERE what = 'run')
+        OR EXISTS (SELECT 1 FROM batch)
+        OR EXISTS (SELECT 1 FROM schedule)
+    THEN EXISTS (
         SELECT 1
         FROM json_each(:runs) AS e
         CROSS JOIN run AS r ON r.seq = e.value
         WHERE r.batch IS NOT NULL
+            OR r.schedule IS NOT NULL
             OR EXISTS (
                 SELECT 1
                 FROM wait AS w INDEXED BY wait_run CROSS JOIN run AS p ON p.seq = w.run
@@ -539,13 +544,14 @@ SELECT
     (
         SELECT json_group_array(
             json_object(
-                'schedule', json(spec), 'paused', json('false'), 'next_slot', next_slot, 'last_slot', last_slot,
+                'name', name, 'spec', json(spec), 'paused', json('false'), 'next_slot', next_slot, 'last_slot', last_slot,
                 'last_run', last_run, 'declared', json(iif(declared, 'true', 'false'))
             )
         )
         FROM (
             SELECT * FROM schedule INDEXED BY schedule_next
-            WHERE next_slot <= :now AND paused = 0 ORDER BY next_slot LIMIT :due
+            WHERE next_slot <= :now AND paused = 0 AND name NOT IN (SELECT value FROM json_each(:skips))
+            ORDER BY next_slot LIMIT :due
         )
     ),
     EXISTS (

@@ -5,7 +5,7 @@
 SELECT CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER);
 
 -- name: records
--- Runs by their numbers. Uses primary keys.
+-- Runs by their numbers. Uses primary keys, and run_schedule for the first run that keeps one of its schedule waiting.
 SELECT json_group_array(
     json_object(
         'id', r.id,
@@ -27,7 +27,20 @@ SELECT json_group_array(
         'held', r.held,
         'body', CASE WHEN r.state NOT IN ('running', 'waiting') THEN o.body END,
         'waits', (
-            SELECT json_group_array(json_object('key', w.key, 'what', w.what, 'target', w.target, 'at', w.at))
+            SELECT json_group_array(
+                json_object(
+                    'key', w.key,
+                    'what', w.what,
+                    'target', CASE
+                        WHEN w.what = 'schedule' THEN (
+                            SELECT s.id FROM run AS s INDEXED BY run_schedule
+                            WHERE s.schedule = w.target AND s.finished_at IS NULL ORDER BY s.seq LIMIT 1
+                        )
+                        ELSE w.target
+                    END,
+                    'at', w.at
+                )
+            )
             FROM wait AS w WHERE w.run = r.seq AND r.state = 'waiting'
         ),
         'position', r.seq,
