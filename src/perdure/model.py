@@ -373,9 +373,9 @@ class Fire(Struct, omit_defaults=True):
     """A schedule's slot fires: makes its runs and moves the schedule on, if `slot` is still the next one.
 
     It is decided by whoever sees the slot due, from the schedule alone; the store compares and swaps, and looks whether
-    all runs that the schedule has made have ended, where `overlap` depends on that. A fire that comes second does nothing, nor
-    does one for a schedule that is paused or gone. `starts` bear ids made of schedule and slot; without any the
-    schedule merely moves on. Several fires of one schedule in an exchange take effect one after the other.
+    all runs that the schedule has made have ended, where `overlap` depends on that. A fire that comes second does
+    nothing, nor does one for a schedule that is paused or gone. `starts` bear ids made of schedule and slot; without
+    any the schedule merely moves on. Several fires of one schedule in an exchange take effect one after the other.
     """
 
     name: str

@@ -258,9 +258,7 @@ async def test_a_schedule_may_go_on_without_what_it_missed_while_paused(
     assert (await store.resume_schedule("s", slot)).next_slot == slot + 11 * MINUTE
 
 
-async def test_resuming_what_is_not_paused_takes_nothing_from_it(
-    store: Store, ada: Worker, clock: ManualClock
-) -> None:
+async def test_resuming_what_is_not_paused_takes_nothing_from_it(store: Store, ada: Worker, clock: ManualClock) -> None:
     slot = await put(store, every(missed=Missed.ALL))
     until(clock, slot + 2 * MINUTE)
     for following in (slot + 3 * MINUTE, None):

@@ -165,7 +165,7 @@ class Pump:
             self._looking = self._alarm = None
 
     def drain(self) -> None:
-        """Claims nothing more, and gives up the sessions of which nothing runs (the others when their last run ends)."""
+        """Claims nothing more, and gives up the sessions of which nothing runs, the others as their last run ends."""
         self.claiming = False
         self.look()
 

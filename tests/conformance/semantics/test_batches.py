@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from perdure import BatchProgress, wait_signal
-from perdure.errors import BatchNotFound, InvalidInput, RunFailed, RunNotFound
+from perdure.errors import BatchNotFound, IdConflict, InvalidInput, RunFailed, RunNotFound
 
 from .conftest import Explore, Play
 from .kit import new_app, replay
@@ -129,7 +129,14 @@ async def test_a_batch_with_an_id_is_started_once(play: Play) -> None:
         assert (first.id, first.existed, again.existed) == ("batch-7", False, True)
         assert await again.result() == [1, 2]
         assert (await again.progress()).total == 2
-        assert len(await app.runs()) == 2
+        with pytest.raises(IdConflict, match="with 2 runs, not 3"):
+            await item.options(id="batch-7").start_batch([1, 2, 3])
+        await item.options(id="batch-8/1").start(99)
+        with pytest.raises(IdConflict, match="'batch-8/1'"):
+            await item.options(id="batch-8").start_batch([1, 2])
+        assert len(await app.runs()) == 3
+        existed = [(await item.options(id="none").start_batch([])).existed for _ in range(2)]
+        assert existed == [False, True]
 
 
 async def test_a_workflow_opens_a_batch_once(explore: Explore) -> None:

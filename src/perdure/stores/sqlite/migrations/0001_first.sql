@@ -170,6 +170,7 @@ CREATE INDEX label_value ON label (key, value, run);
 -- Runs that end together. Its runs bear its id; `callback` is the run that is parked until all of them have ended.
 CREATE TABLE batch (
     id TEXT PRIMARY KEY,
+    items INTEGER NOT NULL DEFAULT 0,     -- that it was opened with; those whose runs were there are not of it
     total INTEGER NOT NULL DEFAULT 0,
     succeeded INTEGER NOT NULL DEFAULT 0,
     failed INTEGER NOT NULL DEFAULT 0,
