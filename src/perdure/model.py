@@ -174,6 +174,7 @@ class WaitFor(StrEnum):
     TIMER = "timer"
     SIGNAL = "signal"
     RUN = "run"
+    """A run has ended, or there is none of that id (any more)."""
     BATCH = "batch"
     """All runs of a batch have ended: what a batch's callback is made to wait for."""
     SCHEDULE = "schedule"

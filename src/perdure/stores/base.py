@@ -203,7 +203,8 @@ class Claim(Struct):
 
 
 class Seen(Struct):
-    """A watched wait that is true: the signal that waits (the first of its name), or the run that ended."""
+    """A watched wait that is true: the signal that waits (the first of its name), or the run that ended. With neither
+    its time is over, or there is no such run any more."""
 
     ref: Ref
     token: int

@@ -277,3 +277,44 @@ async def first_said(run: Run[Any]) -> AsyncIterator[RunStatus]:
 
 async def collect(run: Run[Any], seen: list[Any]) -> None:
     seen += [change.progress async for change in run.watch()]
+
+
+@pytest.mark.parametrize("parked", [True, False])
+async def test_a_workflow_that_waits_for_a_run_that_is_deleted_is_told(play: Play, parked: bool) -> None:
+    app, gate = new_app(), Gate()
+
+    @step
+    async def rest() -> None:
+        await gate.pass_through()
+
+    @app.workflow
+    async def leaf() -> None:
+        await wait_signal("go")
+
+    async def told() -> str:
+        try:
+            await leaf.run()
+        except RunNotFound:
+            return "told"
+        return "not told"
+
+    @app.workflow
+    async def flow() -> list[str]:
+        beside = asyncio.create_task(told())
+        if not parked:
+            await rest()
+        return [await beside]
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        if parked:
+            await sandbox.settle()
+        else:
+            await gate.reached()
+        async with asyncio.timeout(20):
+            async for _ in app.client.follow(lambda store: store.counts()):
+                if leaves := await app.runs(workflow="leaf", state="waiting"):
+                    break
+            await app.run(leaves[0].id).delete(force=True)
+            gate.open()
+            assert await run.result() == ["told"]

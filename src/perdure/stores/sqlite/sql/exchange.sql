@@ -219,7 +219,7 @@ WHERE seq IN (SELECT value FROM json_each(:runs))
                 )
                 OR (
                     w.what = 'run'
-                    AND EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target AND t.finished_at IS NOT NULL)
+                    AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target AND t.finished_at IS NULL)
                 )
             )
     );
@@ -435,7 +435,8 @@ FROM (
         CASE
             WHEN w.what = 'run'
             THEN (SELECT t.seq FROM run AS t WHERE t.id = w.target AND t.finished_at IS NOT NULL)
-        END AS ended
+        END AS ended,
+        w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target) AS gone
     FROM (
         SELECT
             json_extract(value, '$[0]') AS seq,
@@ -447,7 +448,7 @@ FROM (
         FROM json_each(:watches)
     ) AS w
 ) AS found
-WHERE position IS NOT NULL OR ended IS NOT NULL OR at <= :now;
+WHERE position IS NOT NULL OR ended IS NOT NULL OR gone OR at <= :now;
 
 -- name: reply
 -- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals, one more
