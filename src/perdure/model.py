@@ -431,7 +431,9 @@ class QueueReport(Struct, kw_only=True):
 
     queue: str
     ready: int
+    """How many runs may begin as soon as a worker takes them, and limits and rates let them."""
     oldest_ready_at: Millis | None
+    """When the first of them was made; of each priority, the one that comes first."""
     running: int
     scheduled: int
     waiting: int

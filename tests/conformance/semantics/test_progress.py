@@ -314,7 +314,7 @@ async def test_a_workflow_that_waits_for_a_run_that_is_deleted_is_told(play: Pla
         async with asyncio.timeout(20):
             async for _ in app.client.follow(lambda store: store.counts()):
                 if leaves := await app.runs(workflow="leaf", state="waiting"):
+                    await app.run(leaves[0].id).delete(force=True)
                     break
-            await app.run(leaves[0].id).delete(force=True)
             gate.open()
             assert await run.result() == ["told"]

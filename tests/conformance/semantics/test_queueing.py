@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import App, State, current_run, sleep, step, wait_signal
-from perdure.model import Limits
+from perdure.model import LimitRecord, Limits
 
 from .conftest import Play
 from .kit import Gate, deploy, new_app, replay
@@ -250,6 +250,45 @@ async def test_a_pause_keeps_runs_from_beginning_and_accepts_starts(play: Play, 
         await app.limits.resume(**scope)
         assert await second.result() == "done"
         assert [each.paused for each in await app.limits.history()] == [False, True]
+
+
+async def test_draining_pauses_and_waits_until_nothing_runs(play: Play) -> None:
+    app, gate = new_app(), Gate()
+
+    @step
+    async def rest() -> None:
+        await gate.pass_through()
+
+    @app.workflow(queue="mail")
+    async def flow() -> None:
+        await rest()
+
+    @app.workflow(queue="other")
+    async def waits() -> None:
+        await wait_signal("go")
+
+    async with play(app) as sandbox:
+        for queue in ("mail", "other"):
+            await flow.options(queue=queue).start()
+        await waits.options(queue="mail").start()
+        await gate.reached(2)
+        draining = asyncio.ensure_future(drained(app))
+        async for _ in app.client.follow(lambda store: store.limits()):
+            if any(limit.paused for limit in await app.limits.list()):
+                break
+        late = await flow.options(queue="mail").start()
+        assert not draining.done()
+        gate.open()
+        async with asyncio.timeout(10):
+            assert (await draining).paused
+        await sandbox.settle()
+        assert (await late.status()).state is State.QUEUED
+        await app.limits.resume(queue="mail")
+        await late.result()
+
+
+async def drained(app: App) -> LimitRecord:
+    return await app.limits.drain(queue="mail")
 
 
 # --- sessions
