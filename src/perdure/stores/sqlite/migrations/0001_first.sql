@@ -450,7 +450,9 @@ BEGIN
     );
     UPDATE session SET
         idle_until = CASE
-            WHEN EXISTS (SELECT 1 FROM run AS r INDEXED BY run_seat WHERE r.session = new.session AND r.seat IS NOT NULL) THEN NULL
+            WHEN EXISTS (
+                SELECT 1 FROM run AS r INDEXED BY run_seat WHERE r.session = new.session AND r.seat IS NOT NULL
+            ) THEN NULL
             ELSE coalesce(idle_until, 0)
         END
     WHERE id = new.session AND owner IS NOT NULL;
@@ -482,7 +484,9 @@ BEGIN
     WHERE id = old.session
         AND owner IS NOT NULL
         AND idle_until IS NULL
-        AND NOT EXISTS (SELECT 1 FROM run AS r INDEXED BY run_seat WHERE r.session = old.session AND r.seat IS NOT NULL);
+        AND NOT EXISTS (
+            SELECT 1 FROM run AS r INDEXED BY run_seat WHERE r.session = old.session AND r.seat IS NOT NULL
+        );
     DELETE FROM session
     WHERE id = old.session AND owner IS NULL AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = old.session);
 END;

@@ -452,7 +452,8 @@ WHERE position IS NOT NULL OR ended IS NOT NULL OR gone OR at <= :now;
 
 -- name: reply
 -- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals, one more
--- than a page where there are more; what ties some of them to others; owned runs to be cancelled; the next times; schedules that are due; whether more is ready for it, and whether anything is ready for anybody.
+-- than a page where there are more; what ties some of them to others; owned runs to be cancelled; the next times;
+-- schedules that are due; whether more is ready for it, and whether anything is ready for anybody.
 -- Uses run_owned, run_cancelling, run_timer, run_deadline, schedule_next, run_ready, and primary keys.
 SELECT
     (
@@ -545,8 +546,8 @@ SELECT
     (
         SELECT json_group_array(
             json_object(
-                'name', name, 'spec', json(spec), 'paused', json('false'), 'next_slot', next_slot, 'last_slot', last_slot,
-                'last_run', last_run, 'declared', json(iif(declared, 'true', 'false'))
+                'name', name, 'spec', json(spec), 'paused', json('false'), 'next_slot', next_slot,
+                'last_slot', last_slot, 'last_run', last_run, 'declared', json(iif(declared, 'true', 'false'))
             )
         )
         FROM (

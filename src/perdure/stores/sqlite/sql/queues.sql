@@ -44,11 +44,23 @@ head (lane, owner, priority) AS (
     )
     UNION ALL
     SELECT n.lane, n.owner, n.priority
-    FROM head AS h CROSS JOIN run AS n ON n.seq = (
-        SELECT r.seq FROM run AS r INDEXED BY run_ready
-        WHERE r.state = 'queued' AND r.held IS NULL
-            AND (r.lane, r.owner, r.priority) > (h.lane, h.owner, h.priority)
-        ORDER BY r.lane, r.owner, r.priority LIMIT 1
+    FROM head AS h CROSS JOIN run AS n ON n.seq = coalesce(
+        (
+            SELECT r.seq FROM run AS r INDEXED BY run_ready
+            WHERE r.lane = h.lane AND r.owner = h.owner AND r.priority > h.priority
+                AND r.state = 'queued' AND r.held IS NULL
+            ORDER BY r.priority LIMIT 1
+        ),
+        (
+            SELECT r.seq FROM run AS r INDEXED BY run_ready
+            WHERE r.lane = h.lane AND r.owner > h.owner AND r.state = 'queued' AND r.held IS NULL
+            ORDER BY r.owner, r.priority LIMIT 1
+        ),
+        (
+            SELECT r.seq FROM run AS r INDEXED BY run_ready
+            WHERE r.lane > h.lane AND r.state = 'queued' AND r.held IS NULL
+            ORDER BY r.lane, r.owner, r.priority LIMIT 1
+        )
     )
 ),
 ready (lane, runs, oldest) AS (

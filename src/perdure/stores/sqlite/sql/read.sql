@@ -120,7 +120,8 @@ FROM (
     CROSS JOIN lane AS own ON own.id = r.lane
     CROSS JOIN lane AS l ON l.queue = own.queue
     CROSS JOIN run AS q INDEXED BY run_ready
-        ON q.lane = l.id AND q.owner IN (0, r.owner) AND q.state = 'queued' AND q.held IS NULL AND (q.priority, q.place, q.seq) < (r.priority, r.place, r.seq)
+        ON q.lane = l.id AND q.owner IN (0, r.owner) AND q.state = 'queued' AND q.held IS NULL
+        AND (q.priority, q.place, q.seq) < (r.priority, r.place, r.seq)
     WHERE r.id = :id AND r.state = 'queued'
     LIMIT :limit
 );
@@ -171,7 +172,9 @@ SELECT json_group_array(
         'versions', (
             SELECT json_group_object(v.workflow, json(v.versions))
             FROM (
-                SELECT json_extract(value, '$[0]') AS workflow, json_group_array(json_extract(value, '$[1]')) AS versions
+                SELECT
+                    json_extract(value, '$[0]') AS workflow,
+                    json_group_array(json_extract(value, '$[1]')) AS versions
                 FROM json_each(w.versions) GROUP BY 1
             ) AS v
         ),
