@@ -192,6 +192,15 @@ async def test_a_run_of_a_batch_and_of_a_parent_stays_for_either(store: Store, a
     assert await store.prune(EVERYTHING, limit=9) == 2
 
 
+async def test_a_batch_without_runs_goes_when_it_is_old(store: Store, clock: ManualClock) -> None:
+    await store.open_batch("none", [], None)
+    await store.open_batch("callback", [], start("done"))
+    clock.advance(ms=HOUR)
+    await store.open_batch("new", [], None)
+    assert await store.prune([Retention(age=HOUR)], limit=9) == 0
+    assert [await store.batch(name) is None for name in ("none", "callback", "new")] == [True, False, False]
+
+
 async def test_runs_with_many_checkpoints_go_like_others(store: Store, ada: Worker) -> None:
     await store.enqueue([start(f"r{n}") for n in range(5)])
     for claim in await ada.claim():

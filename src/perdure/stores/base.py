@@ -494,7 +494,8 @@ class Store(Protocol):
     async def prune(self, policies: Sequence[Retention], *, limit: int) -> int:
         """Removes at most `limit` runs that ended and that the policies let go, with everything of them, oldest end
         first (by the order of finishing, not the millisecond); returns how many. A run whose parent lives stays, and so
-        does one whose batch has runs left, or a callback that has not ended. It may take several transactions."""
+        does one whose batch has runs left, or a callback that has not ended. It may take several transactions.
+        A batch that was opened without runs and callback goes by the age that holds for what succeeds."""
         ...
 
     # --- workers

@@ -20,7 +20,8 @@ HALF = PRUNE_ROWS // 2
 )
 def test_parts(sizes: list[int], expected: list[list[int]]) -> None:
     endings = [Ending(number, number) for number in range(len(sizes))]
-    parts = list(Due(["run:p"], endings, sizes).parts())
+    parts = list(Due(["run:p"], endings, sizes, ["b"]).parts())
     assert [part.sizes for part in parts] == expected
     assert [ending for part in parts for ending in part.endings] == endings
     assert [part.keepers for part in parts] == [["run:p"]] + [[]] * (len(parts) - 1)
+    assert [part.empty for part in parts] == [["b"]] + [[]] * (len(parts) - 1)

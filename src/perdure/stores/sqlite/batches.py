@@ -32,7 +32,7 @@ def open_batch(transaction: Transaction, batch: str, starts: Sequence[Start], ca
         if called_back != (callback and callback.id):
             raise batch_conflict(batch, "with another callback" if called_back else "without a callback")
         return _all_the_same(known(transaction, starts))
-    begun = {"batch": batch, "items": len(starts), "callback": callback and callback.id}
+    begun = {"batch": batch, "items": len(starts), "callback": callback and callback.id, "now": transaction.now}
     transaction.change(_SQL["begin"], begun)
     started: list[Started] = []
     for first in range(0, len(starts), CHUNK):

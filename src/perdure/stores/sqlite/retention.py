@@ -41,16 +41,27 @@ class Due(NamedTuple):
     endings: list[Ending]
     sizes: list[int]
     """How many rows are kept of each."""
+    empty: list[str]
+    """Batches that have nothing that would take them along."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is nothing to be done."""
+        return not (self.keepers or self.endings or self.empty)
 
     def parts(self) -> Iterator[Due]:
         """What one transaction takes at a time: so many rows, but always one run."""
         first, rows = 0, 0
         for number, size in enumerate(self.sizes):
             if rows + size > PRUNE_ROWS and number > first:
-                yield Due(self.keepers if not first else [], self.endings[first:number], self.sizes[first:number])
+                yield self._part(first, number)
                 first, rows = number, 0
             rows += size
-        yield Due(self.keepers if not first else [], self.endings[first:], self.sizes[first:])
+        yield self._part(first, len(self.sizes))
+
+    def _part(self, first: int, end: int) -> Due:
+        endings, sizes = self.endings[first:end], self.sizes[first:end]
+        return Due([], endings, sizes, []) if first else Due(self.keepers, endings, sizes, self.empty)
 
 
 class Held(NamedTuple):
@@ -66,7 +77,16 @@ def due(transaction: Transaction, policies: Sequence[Retention], limit: int) -> 
     walks = [_let_go(transaction, policy, held) for policy, held in _apply(transaction, policies)]
     endings = list(islice(heapq.merge(*walks), limit))
     sizes = _Sizes.decode(transaction.row(_SQL["sizes"], {"runs": encode([ending.seq for ending in endings])})[0])
-    return Due(keepers, endings, sizes)
+    return Due(keepers, endings, sizes, _empty(transaction, policies, limit))
+
+
+def _empty(transaction: Transaction, policies: Sequence[Retention], limit: int) -> list[str]:
+    """Batches without runs, which go when what succeeded does, of no workflow in particular."""
+    policy = choose(policies, "", State.SUCCEEDED)
+    if policy is None or policy.age is None:
+        return []
+    before = transaction.now - policy.age
+    return _Ids.decode(transaction.row(_SQL["empty"], {"before": before, "limit": limit})[0])
 
 
 def choose(policies: Sequence[Retention], workflow: str, state: State) -> Retention | None:
@@ -111,6 +131,8 @@ def prune(transaction: Transaction, due: Due) -> tuple[int, bool]:
     changed = 0
     if due.keepers:
         changed += transaction.change(_SQL["let_go"], {"keepers": encode(due.keepers)})
+    if due.empty:
+        changed += transaction.change(_SQL["drop_empty"], {"batches": encode(due.empty)})
     changed += transaction.change(_SQL["pass_over"], {"runs": encode([ending.seq for ending in due.endings])})
     removed = transaction.change(_SQL["prune"], {"ended": encode(due.endings)})
     return removed, changed + removed > 0

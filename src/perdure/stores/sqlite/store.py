@@ -241,7 +241,7 @@ class SqliteStore:
         while more and removed < limit:
             # What is to go is looked for without the lock that all writers share.
             due = await self._read(lambda tx, left=limit - removed: retention.due(tx, policies, left))
-            if not due.keepers and not due.endings:
+            if due.nothing:
                 break
             more = False
             for part in due.parts():

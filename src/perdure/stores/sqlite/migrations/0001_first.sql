@@ -175,8 +175,10 @@ CREATE TABLE batch (
     succeeded INTEGER NOT NULL DEFAULT 0,
     failed INTEGER NOT NULL DEFAULT 0,
     cancelled INTEGER NOT NULL DEFAULT 0,
-    callback TEXT
+    callback TEXT,
+    empty_since INTEGER                   -- when it was opened with nothing, so that no run takes it along
 ) WITHOUT ROWID;
+CREATE INDEX batch_empty ON batch (empty_since) WHERE empty_since IS NOT NULL;
 CREATE INDEX batch_callback ON batch (callback) WHERE callback IS NOT NULL;
 
 CREATE TRIGGER batch_counts AFTER UPDATE OF finished_at ON run

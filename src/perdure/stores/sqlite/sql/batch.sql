@@ -6,7 +6,8 @@ SELECT items, callback FROM batch WHERE id = :batch;
 
 -- name: begin
 -- Makes a batch. Uses the primary key.
-INSERT INTO batch (id, items, callback) VALUES (:batch, :items, :callback);
+INSERT INTO batch (id, items, callback, empty_since)
+VALUES (:batch, :items, :callback, CASE WHEN :items = 0 AND :callback IS NULL THEN :now END);
 
 -- name: complete
 -- Queues the callback of a batch of which nothing is left to wait for. Uses primary keys.

@@ -1,5 +1,5 @@
--- What leaves the store, and when. `lanes`, `keepers`, `ended`, `sizes` and `family` read; the others need the write
--- lock.
+-- What leaves the store, and when. `lanes`, `keepers`, `ended`, `empty`, `sizes` and `family` read; the others need the
+-- write lock.
 
 -- name: lanes
 -- The lanes with the counts of their runs that ended, and how many of these prune has passed over. Walks the lanes,
@@ -58,6 +58,14 @@ WHERE kept IS NOT NULL AND finished_at IS NOT NULL AND kept IN (SELECT value FRO
 SELECT finish, finished_at, seq FROM run INDEXED BY run_prunable
 WHERE lane = :lane AND state = :state AND finished_at IS NOT NULL AND kept IS NULL
 ORDER BY finish;
+
+-- name: empty
+-- Batches without runs and callback that were opened before a time, a bounded number. Uses batch_empty.
+SELECT json_group_array(id) FROM (SELECT id FROM batch WHERE empty_since <= :before ORDER BY empty_since LIMIT :limit);
+
+-- name: drop_empty
+-- Removes batches that have nothing. Uses the primary key.
+DELETE FROM batch WHERE id IN (SELECT value FROM json_each(:batches)) AND empty_since IS NOT NULL AND total = 0;
 
 -- name: sizes
 -- How many rows are kept of each run. Counts them by checkpoint_key and the primary key of signal.
