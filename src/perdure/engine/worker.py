@@ -24,8 +24,7 @@ from perdure.engine.tasks import adopt_tasks
 from perdure.engine.threads import ThreadLayers
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.model import Millis, Retention
-from perdure.retention import PRUNE_LIMIT
-from perdure.stores.base import Claim, Registration, Store, Subscription, Topic
+from perdure.stores.base import PRUNE_LIMIT, Claim, Registration, Store, Subscription, Topic
 
 logger = logging.getLogger("perdure.worker")
 

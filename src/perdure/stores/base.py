@@ -53,6 +53,9 @@ CLAIM_LIMIT = 64
 CLAIM_BYTES = 4 * 1024 * 1024
 """The most bytes of inputs and checkpoints that one exchange brings. The first run is brought whatever its size."""
 
+PRUNE_LIMIT = 500
+"""The most runs that those who prune ask to have removed with one call."""
+
 PAGE = 256
 """The most checkpoints, or signals, of one run that a claim brings; the rest is read page by page when needed."""
 
