@@ -197,6 +197,9 @@ class Worker:
         watches: Sequence[Watch] = (),
         told: Sequence[Told] = (),
         fires: Sequence[Fire] = (),
+        owned: Sequence[tuple[Ref, int]] = (),
+        skips: Sequence[str] = (),
+        draining: bool = False,
     ) -> Exchanged:
         self.serial += 1
         self.last = Exchange(
@@ -209,6 +212,9 @@ class Worker:
             told=list(told),
             fires=list(fires),
             after=self.after,
+            owned=list(owned),
+            skips=list(skips),
+            draining=draining,
         )
         reply = await self.store.exchange(self.last)
         for claim in reply.claims:
