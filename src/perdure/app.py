@@ -18,12 +18,12 @@ from perdure.limits import LimitControl
 from perdure.model import Count, FailureCause, Missed, Overlap, QueueReport, Retention, RunQuery, State
 from perdure.options import check_key, check_name, check_priority, check_queue
 from perdure.rates import check_count, check_limit
-from perdure.retention import PRUNE_LIMIT, make_policy
+from perdure.retention import make_policy
 from perdure.retry import Retry, check_retry
 from perdure.run import ANYTHING, Run, RunStatus
 from perdure.schedules import ScheduleControl, make_timing
 from perdure.stores import open_store
-from perdure.stores.base import Store
+from perdure.stores.base import PRUNE_LIMIT, Store
 from perdure.workflow import Workflow, WorkflowDecorator
 
 if TYPE_CHECKING:

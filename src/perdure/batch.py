@@ -77,8 +77,8 @@ class Batch(Generic[R]):
     def result(self) -> Call[list[R]]:
         """The results of its runs, in the order of the items, once all have ended.
 
-        Raises `RunFailed` or `RunCancelled`, of the first in that order, when one did not succeed. Inside of a
-        workflow it is a durable wait for all of them.
+        Raises `RunFailed` or `RunCancelled`, of the first in that order, when one did not succeed, and `RunNotFound`
+        when one was deleted, or pruned since. Inside of a workflow it is a durable wait for all of them.
         """
         scope = workflow_scope(self._client, f"batch {self.id}")
         what = f"result() of batch {self.id}"
@@ -99,8 +99,8 @@ class Batch(Generic[R]):
         return Call(wait_durably, what, execution)
 
     def ended(self) -> Stream[Run[R]]:
-        """Its runs as they end, each once; those that have ended already come first. Not inside of a workflow, where
-        the order would be another one when it is replayed.
+        """Its runs as they end, each once; those that have ended already come first, and those that were deleted are
+        left out. Not inside of a workflow, where the order would be another one when it is replayed.
 
             async for run in batch.ended():
                 print(run.id, await run.result())
@@ -124,19 +124,23 @@ class Batch(Generic[R]):
             async for record in records:
                 if waiting is None:
                     waiting = {run.id: run for run in self._runs(record.total)}
-                if _progress(record).left < len(waiting):
+                left = _progress(record).left
+                if left < len(waiting):
                     for run_id in await self._among(list(waiting)):
                         yield waiting.pop(run_id)
+                if not left:  # what has not ended now is live again, or gone
+                    for run_id in await self._gone(list(waiting)):
+                        del waiting[run_id]
                 if not waiting:
                     return
 
     async def _among(self, run_ids: list[str]) -> list[str]:
         store = await self._client.store()
-        return [
-            ended.id
-            for first in range(0, len(run_ids), _ASKED)
-            for ended in await store.ended(run_ids[first : first + _ASKED])
-        ]
+        return [ended.id for asked in _chunks(run_ids) for ended in await store.ended(asked)]
+
+    async def _gone(self, run_ids: list[str]) -> list[str]:
+        store = await self._client.store()
+        return [run_id for asked in _chunks(run_ids) for run_id in await store.missing(asked)]
 
     def _runs(self, total: int) -> list[Run[R]]:
         return [self._run(f"{self.id}/{number}") for number in range(total)]
@@ -149,6 +153,10 @@ class Batch(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<batch {self.id}>"
+
+
+def _chunks(run_ids: list[str]) -> list[list[str]]:
+    return [run_ids[first : first + _ASKED] for first in range(0, len(run_ids), _ASKED)]
 
 
 def _progress(record: BatchRecord) -> BatchProgress:

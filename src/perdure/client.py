@@ -120,13 +120,14 @@ class Results:
         self._waiting: defaultdict[str, set[asyncio.Future[Ended]]] = defaultdict(set)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._fresh: set[str] = set()
+        self._unsure: set[str] = set()
+        """Those of which it is to be asked whether there is such a run: new ones, and all of them from time to time."""
 
     async def wait(self, run_id: str) -> Ended:
         """Waits until the run has ended; `RunNotFound` when there is none of that id."""
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._waiting[run_id].add(future)
-        self._fresh.add(run_id)
+        self._unsure.add(run_id)
         self._wake.set()
         if self._task is None or self._task.done():
             # In a context of its own: it serves others too, and outlives the run or request that asks first.
@@ -138,6 +139,7 @@ class Results:
             waiters.discard(future)
             if not waiters:
                 del self._waiting[run_id]
+                self._unsure.discard(run_id)
 
     async def close(self) -> None:
         if self._task is not None and self._task.get_loop() is asyncio.get_running_loop():
@@ -160,7 +162,7 @@ class Results:
                     async with asyncio.timeout(_POLL * random.uniform(0.7, 1.0)):
                         await self._wake.wait()
                 except TimeoutError:
-                    continue
+                    self._unsure.update(self._waiting)
                 except StoreUnavailable as error:
                     logger.warning("the store does not answer (%s); still waiting for results", error)
                     await asyncio.sleep(next(tries))
@@ -181,17 +183,15 @@ class Results:
                     future.set_exception(error)
 
     async def _look(self) -> None:
-        fresh = self._fresh.copy()
+        unsure = self._unsure & self._waiting.keys()
         for ended in await self._store.ended(list(self._waiting)):
-            fresh.discard(ended.id)
-            self._fresh.discard(ended.id)
+            unsure.discard(ended.id)
             for future in self._waiting.get(ended.id, ()):
                 if not future.done():
                     future.set_result(ended)
-        for run_id in fresh:
-            if run_id in self._waiting and await self._store.load(run_id) is None:
-                error = RunNotFound(f"there is no run {run_id!r}; was it pruned, or is this another store?")
-                for future in self._waiting.get(run_id, ()):
-                    if not future.done():
-                        future.set_exception(error)
-            self._fresh.discard(run_id)
+        for run_id in await self._store.missing(list(unsure)) if unsure else ():
+            error = RunNotFound(f"there is no run {run_id!r}; was it pruned or deleted, or is this another store?")
+            for future in self._waiting.get(run_id, ()):
+                if not future.done():
+                    future.set_exception(error)
+        self._unsure -= unsure

@@ -268,6 +268,5 @@ def _change(place: ZoneInfo, before: datetime, after: datetime) -> datetime:
 
 
 def _offset(place: ZoneInfo, instant: datetime) -> timedelta:
-    offset = instant.astimezone(place).utcoffset()
-    assert offset is not None
-    return offset
+    # What a clock shows less what it shows in UTC. (`utcoffset()` of it says the same, but may be None by its type.)
+    return instant.astimezone(place).replace(tzinfo=UTC) - instant

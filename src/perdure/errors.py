@@ -81,7 +81,7 @@ class ScheduleNotFound(PerdureError):
 
 
 class IdConflict(PerdureError):
-    """A run with that id exists, with another workflow or another input."""
+    """A run with that id exists, with another workflow or another input, or a batch with other runs."""
 
 
 def id_conflict(run_id: str, start: str) -> IdConflict:
@@ -90,6 +90,11 @@ def id_conflict(run_id: str, start: str) -> IdConflict:
         f"run {run_id!r} exists with another workflow or input than {start}; an id names one piece of work for ever:"
         " use another id, or app.run(id) for the one that exists"
     )
+
+
+def batch_conflict(batch: str, what: str) -> IdConflict:
+    """What to say of a batch that is opened again as another one."""
+    return IdConflict(f"batch {batch!r} exists {what}; an id names one batch for ever: use another id")
 
 
 class ErrorInfo(Struct, omit_defaults=True):

@@ -119,6 +119,8 @@ def _wait(wait: Wait) -> str:
             return f"run {wait.target} to end{limit}"
         case WaitFor.BATCH:
             return f"all runs of batch {wait.target} to end"
+        case WaitFor.SCHEDULE:
+            return f"the earlier runs of its schedule to end, the first of which is {wait.target}"
 
 
 def _workers(count: int) -> str:

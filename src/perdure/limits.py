@@ -6,14 +6,15 @@ import getpass
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.call import Call
 from perdure.errors import InvalidInput
-from perdure.model import LimitRecord, Limits, Revision, Scope, ScopeKind
+from perdure.model import LimitRecord, Limits, Revision, RunQuery, Scope, ScopeKind, State
 from perdure.options import check_name, check_queue
 from perdure.rates import check_limit, parse_rate, show_limits, show_scope
-from perdure.stores.base import Store
+from perdure.stores.base import Store, Topic
 
 if TYPE_CHECKING:
     from perdure.app import App
@@ -96,6 +97,28 @@ class LimitControl:
         """Ends a pause."""
         scope = scope_of(queue, workflow, group)
         return self._call(lambda store: store.pause(scope, who or whoami(), paused=False), "limits.resume()")
+
+    def drain(
+        self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
+    ) -> Call[LimitRecord]:
+        """Pauses a scope, and waits until nothing of it runs: for as long as that takes. What was put away to wait for
+        something stays away. `resume` ends the pause.
+
+            async with asyncio.timeout(600):
+                await app.limits.drain(queue="mail")
+        """
+        scope = scope_of(queue, workflow, group)
+        running = RunQuery(states=[State.RUNNING], queue=queue, workflow=workflow, group=group, limit=1)
+
+        async def drain(store: Store) -> LimitRecord:
+            record = await store.pause(scope, who or whoami(), paused=True)
+            async with aclosing(self._app.client.follow(lambda store: store.runs(running), Topic.ENDED)) as looks:
+                async for left in looks:
+                    if not left:
+                        break
+            return record
+
+        return self._call(drain, "limits.drain()")
 
     def list(self) -> Call[Sequence[LimitRecord]]:
         """What is stored, with how many runs count against each now."""

@@ -177,8 +177,12 @@ class WaitFor(StrEnum):
     TIMER = "timer"
     SIGNAL = "signal"
     RUN = "run"
+    """A run has ended, or there is none of that id (any more)."""
     BATCH = "batch"
     """All runs of a batch have ended: what a batch's callback is made to wait for."""
+    SCHEDULE = "schedule"
+    """All earlier runs of a schedule have ended: what `Overlap.QUEUE` has a run made to wait for. Of a
+    run that is listed, the target is the first one that has not."""
 
 
 class Wait(Struct, omit_defaults=True):
@@ -329,14 +333,14 @@ class Missed(StrEnum):
 
 
 class Overlap(StrEnum):
-    """What a schedule does when the run of an earlier slot has not ended."""
+    """What a schedule does when runs of earlier slots have not ended, be they the last ones or retried since."""
 
     ALLOW = "allow"
     SKIP = "skip"
     QUEUE = "queue"
-    """The run is made, and begins when the earlier one has ended."""
+    """The run is made, and begins when all earlier ones have ended."""
     CANCEL = "cancel"
-    """The earlier run is cancelled."""
+    """The earlier runs are cancelled."""
 
 
 class Schedule(Struct, kw_only=True, omit_defaults=True):
@@ -367,15 +371,17 @@ class ScheduleRecord(Struct, kw_only=True):
     last_run: str | None = None
     declared: bool = True
     """Whether code declared it (then code's changes apply at the next worker start) or it was added at run time."""
+    broken: str | None = None
+    """Why it can't be read: newer code has put it there. Then `schedule` tells no more than its name."""
 
 
 class Fire(Struct, omit_defaults=True):
     """A schedule's slot fires: makes its runs and moves the schedule on, if `slot` is still the next one.
 
     It is decided by whoever sees the slot due, from the schedule alone; the store compares and swaps, and looks whether
-    the run of an earlier slot has ended, where `overlap` depends on that. A fire that comes second does nothing, nor
-    does one for a schedule that is paused or gone. `starts` bear ids made of schedule and slot; without any the
-    schedule merely moves on. Several fires of one schedule in an exchange take effect one after the other.
+    all runs that the schedule has made have ended, where `overlap` depends on that. A fire that comes second does
+    nothing, nor does one for a schedule that is paused or gone. `starts` bear ids made of schedule and slot; without
+    any the schedule merely moves on. Several fires of one schedule in an exchange take effect one after the other.
     """
 
     name: str
@@ -430,7 +436,9 @@ class QueueReport(Struct, kw_only=True):
 
     queue: str
     ready: int
+    """How many runs may begin as soon as a worker takes them, and limits and rates let them."""
     oldest_ready_at: Millis | None
+    """When the first of them was made; of each priority, the one that comes first."""
     running: int
     scheduled: int
     waiting: int

@@ -8,9 +8,6 @@ from perdure.clock import millis
 from perdure.errors import InvalidInput
 from perdure.model import FINAL_STATES, Retention, State
 
-PRUNE_LIMIT = 500
-"""Runs that one transaction removes, so that it holds nobody up for long."""
-
 
 def make_policy(
     workflow: str | None, state: State | str | None, age: timedelta | float | None, count: int | None

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from perdure.call import Call
 from perdure.clock import epoch_millis, millis, moment
 from perdure.cron import next_slots, validate
-from perdure.errors import DefinitionError, InvalidInput, ScheduleNotFound
+from perdure.errors import DefinitionError, InvalidInput, PerdureError, ScheduleNotFound
 from perdure.model import Missed, Overlap, Schedule, ScheduleRecord, Start
 from perdure.options import check_name
 from perdure.run import Run
@@ -45,6 +45,9 @@ class ScheduleStatus:
     record: ScheduleRecord
     upcoming: list[datetime]
     """The next five times, in UTC; none when it is over. A paused one has them too, but does not fire."""
+    broken: str | None = None
+    """Why it can't be read here, and so is fired by no worker like this: its time zone is unknown on this machine, or
+    newer code has put it into the store."""
 
     @property
     def name(self) -> str:
@@ -104,7 +107,7 @@ class ScheduleControl:
         """Adds a schedule, or changes the one of that name. See `App.schedule` for the parameters.
 
         `workflow` may have options for the runs: `report.options(queue="slow")`. `args` and `kwargs` are the arguments
-        of each.
+        of each. Raises `InvalidInput` for what can't be, such as a single time (`at`) that has passed.
         """
         timing = make_timing(
             name,
@@ -120,6 +123,9 @@ class ScheduleControl:
         schedule = replace(timing, start=workflow.make_start(args, kwargs or {}))
 
         async def add(store: Store) -> ScheduleStatus:
+            now = await store.now()
+            if schedule.at is not None and schedule.at <= now:
+                raise InvalidInput(f"the time of schedule {name!r} has passed: {moment(schedule.at)} is not after now")
             return _status(await _put(store, schedule, declared=False))
 
         return self._call(add, "schedules.add()")
@@ -147,7 +153,7 @@ class ScheduleControl:
         async def resume(store: Store) -> ScheduleStatus:
             schedule = (await self._find(store, name)).schedule
             upcoming = next_slots(schedule, await store.now(), 1)
-            return _status(await store.pause_schedule(name, paused=False, next_slot=upcoming[0] if upcoming else None))
+            return _status(await store.resume_schedule(name, upcoming[0] if upcoming else None))
 
         return self._call(resume, "schedules.resume()")
 
@@ -178,6 +184,10 @@ class ScheduleControl:
                     schedule.name,
                     schedule.name,
                 )
+            elif schedule.at is not None and record.next_slot is None and record.last_slot != schedule.at:
+                logger.warning(
+                    "schedule %s does not fire: its one time, %s, passed without it", schedule.name, moment(schedule.at)
+                )
         for name in await self.renamed(store):
             logger.warning(
                 "schedule %s is in the store, and no code declares it (was it renamed?): it goes on firing; remove it"
@@ -199,6 +209,8 @@ class ScheduleControl:
     async def _find(self, store: Store, name: str) -> ScheduleRecord:
         for record in await store.schedules():
             if record.schedule.name == name:
+                if record.broken is not None:
+                    raise PerdureError(f"schedule {name!r} was put here by newer code, which can: {record.broken}")
                 return record
         raise ScheduleNotFound(f"there is no schedule {name!r} in this store; `perdure schedules list` shows them")
 
@@ -252,7 +264,10 @@ async def _put(store: Store, schedule: Schedule, *, declared: bool) -> ScheduleR
 
 
 def _status(record: ScheduleRecord) -> ScheduleStatus:
-    if record.next_slot is None:
-        return ScheduleStatus(record, [])
-    later = next_slots(record.schedule, record.next_slot, _SHOWN - 1)
+    if record.next_slot is None or record.broken is not None:
+        return ScheduleStatus(record, [], record.broken)
+    try:
+        later = next_slots(record.schedule, record.next_slot, _SHOWN - 1)
+    except InvalidInput as error:
+        return ScheduleStatus(record, [], str(error))
     return ScheduleStatus(record, [moment(slot) for slot in (record.next_slot, *later)])

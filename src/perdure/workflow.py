@@ -351,10 +351,9 @@ class StartCall(Generic[P, R]):
             then = callback.make_start((batch_id,), {})
             then.id = f"{batch_id}/callback"
         store = await self._workflow.app.client.store()
+        there = not starts and await store.batch(batch_id) is not None  # no run tells it of an empty one
         made = await store.open_batch(batch_id, starts, then)
-        for started in made:
-            _check_same(started, self._workflow.name)
-        existed = bool(made) and all(started.existed for started in made)
+        existed = there if not made else all(started.existed for started in made)
         return Batch(self._workflow.app.client, batch_id, self._workflow.get, existed=existed)
 
 

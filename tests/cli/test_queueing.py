@@ -118,6 +118,24 @@ def test_queues_show_what_is_held_and_why(perdure: Run, app: App, read: Callable
     assert found["bulk"]["paused"]
 
 
+def test_queues_show_limits_and_pauses_that_hold_in_all_of_them(perdure: Run, app: App) -> None:
+    start(app, "refuse", "no", id="no")
+    perdure("limits", "set", *URL, "--all", "--running", "7")
+    perdure("limits", "pause", *URL, "-w", "refuse")
+    lines = perdure("queues", *URL).output.splitlines()
+    assert lines[1].split()[:2] == ["bulk", "0"]
+    assert lines[2:] == [
+        "  bulk: 1 held, paused",
+        "  the whole store: 7 at a time, 0 running now",
+        "  workflow refuse: paused",
+    ]
+
+
+def test_a_drained_queue_is_paused_and_nothing_of_it_runs(perdure: Run, app: App) -> None:
+    result = perdure("limits", "drain", *URL, "-q", "bulk")
+    assert (result.exit_code, result.output) == (0, "Queue bulk is paused (revision 1), and nothing of it runs.\n")
+
+
 def test_top_shows_once_where_there_is_no_terminal(perdure: Run, app: App) -> None:
     start(app, "sell", "egg", id="a")
     result = perdure("top", *URL)

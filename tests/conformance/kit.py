@@ -198,6 +198,9 @@ class Worker:
         watches: Sequence[Watch] = (),
         told: Sequence[Told] = (),
         fires: Sequence[Fire] = (),
+        owned: Sequence[tuple[Ref, int]] = (),
+        skips: Sequence[str] = (),
+        draining: bool = False,
     ) -> Exchanged:
         self.serial += 1
         self.last = Exchange(
@@ -210,6 +213,9 @@ class Worker:
             told=list(told),
             fires=list(fires),
             after=self.after,
+            owned=list(owned),
+            skips=list(skips),
+            draining=draining,
         )
         reply = await self.store.exchange(self.last)
         for claim in reply.claims:

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from conformance.kit import ManualClock, Worker, all_runs, drain, ids, record, settle, start
-from perdure.errors import StoreError
-from perdure.model import BatchRecord, RunQuery, Started, State, Unique, WaitFor
+from conformance.kit import DEFAULT, SHIP, ManualClock, Worker, all_runs, drain, ids, record, settle, start
+from perdure.errors import IdConflict, StoreError
+from perdure.model import BatchRecord, Count, RunQuery, Started, State, Unique, WaitFor
 from perdure.stores.base import Store, To
 
 pytestmark = pytest.mark.anyio
@@ -63,6 +63,31 @@ async def test_a_batch_is_made_whole_or_not_at_all(store: Store) -> None:
     starts[-1].input = "null"
     assert len(await store.open_batch("b", starts, start("done"))) == 7_000
     assert (await batch(store)).total == 7_000
+
+
+async def test_a_batch_that_is_opened_as_another_one_is_a_conflict(store: Store) -> None:
+    starts = [start("a", input="1"), start("b", input="2")]
+    await store.open_batch("x", starts, start("done"))
+    for others, callback in [
+        ([*starts, start("c")], start("done")),
+        (starts[:1], start("done")),
+        (starts, None),
+        ([start("a", input="1"), start("b", input="3")], start("done")),
+    ]:
+        with pytest.raises(IdConflict):
+            await store.open_batch("x", others, callback)
+    assert await batch(store, "x") == BatchRecord("x", 2, 0, 0, 0, "done")
+    assert len(await all_runs(store)) == 3
+
+
+@pytest.mark.parametrize("taken", ["a", "b", "done"])
+async def test_a_batch_of_which_an_id_is_taken_is_not_made(store: Store, taken: str) -> None:
+    await store.enqueue([start(taken, input='"other"')])
+    with pytest.raises(IdConflict, match=f"'{taken}'"):
+        await store.open_batch("x", [start("a"), start("b")], start("done"))
+    assert await store.batch("x") is None
+    assert [run.id for run in await all_runs(store)] == [taken]
+    assert await store.counts() == [Count(DEFAULT, SHIP, State.QUEUED, 1)]
 
 
 async def test_an_empty_batch_is_done_at_once(store: Store, ada: Worker) -> None:

@@ -78,6 +78,28 @@ async def test_a_late_worker_brings_nothing_back(store: Store, ada: Worker, bob:
     assert await store.counts() == []
 
 
+async def test_a_worker_that_tells_what_it_owns_learns_of_what_is_gone(store: Store, ada: Worker, bob: Worker) -> None:
+    await store.enqueue([start("r"), start("s"), start("t")])
+    claims = await ada.claim()
+    gone, ended, kept = claims
+    await store.delete("r", force=True)
+    assert (await ada.exchange()).refused == []
+    owned = [(claim.ref, claim.token) for claim in claims]
+    reply = await ada.exchange(owned=owned, settles=[settle(ended)])
+    assert reply.refused == [gone.token]
+    assert (await ada.repeat()).refused == [gone.token]
+    assert (await ada.exchange(owned=[(kept.ref, kept.token)])).refused == []
+    assert (await bob.exchange(owned=[(kept.ref, kept.token + 1)])).refused == [kept.token + 1]
+
+
+async def test_ids_that_no_run_has(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("a"), start("b"), start("c")])
+    await store.delete("b", force=True)
+    await ada.settle(await ada.claim_one())
+    assert sorted(await store.missing(["a", "b", "c", "d"])) == ["b", "d"]
+    assert await store.missing([]) == []
+
+
 async def test_a_late_worker_does_no_harm_to_the_next_run_of_the_id(store: Store, ada: Worker, bob: Worker) -> None:
     await store.enqueue([start("r")])
     stale = await ada.claim_one()

@@ -164,8 +164,8 @@ async def test_a_wait_for_a_signal_gives_up_in_time(store: Store, ada: Worker, c
 
 @pytest.mark.parametrize("to", [To.SUCCEEDED, To.FAILED, To.CANCELLED])
 async def test_the_end_of_a_run_wakes_who_waits_for_it(store: Store, ada: Worker, to: To) -> None:
-    await ada.park(await begin(store, ada, "parent"), for_run("child"), for_signal())
-    child = await begin(store, ada, "child")
+    parent, child = await begin(store, ada, "parent"), await begin(store, ada, "child")
+    await ada.park(parent, for_run("child"), for_signal())
     reply = await ada.exchange(settles=[settle(child, to, '"x"')], slots=1)
     assert [(claim.id, claim.ended) for claim in reply.claims] == [("parent", [Ended("child", State(to.value), '"x"')])]
 
@@ -269,6 +269,19 @@ async def test_a_watched_run_is_seen_when_it_ends(store: Store, ada: Worker) -> 
     [seen] = (await ada.exchange(settles=[settle(child, body="7")], watches=[watched])).seen
     assert (seen.token, seen.key, seen.signal) == (parent.token, "w", None)
     assert seen.ended == Ended("child", State.SUCCEEDED, "7")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_run_that_is_gone_is_not_waited_for(store: Store, ada: Worker, ended: bool) -> None:
+    parent, child = await begin(store, ada, "parent"), await begin(store, ada, "child")
+    watched = watch(parent, for_run("child", key="w"))
+    if ended:
+        await ada.settle(child, body="1")
+    await store.delete("child", force=True)
+    [seen] = (await ada.exchange(watches=[watched])).seen
+    assert (seen.key, seen.signal, seen.ended) == ("w", None, None)
+    reply = await ada.exchange(settles=[settle(parent, To.PARK, waits=[for_run("child")])], slots=1)
+    assert [(claim.id, claim.ended) for claim in reply.claims] == [("parent", [])]
 
 
 async def test_who_owns_nothing_sees_nothing(store: Store, ada: Worker) -> None:

@@ -14,6 +14,7 @@ from conformance.kit import (
     for_timer,
     of_group,
     of_queue,
+    of_workflow,
     start,
     worker,
 )
@@ -76,6 +77,33 @@ async def test_pauses_and_limits_are_shown(store: Store) -> None:
     await store.pause(of_queue("mail"), "ada")
     shown = await report(store, "mail")
     assert (shown.paused, shown.limits, shown.ready) == (True, Limits(running=3), 0)
+
+
+async def test_what_a_pause_holds_is_not_ready(store: Store, clock: ManualClock) -> None:
+    await store.enqueue([start(workflow=BILL) for _ in range(3)])
+    await store.pause(of_workflow(BILL), "ada")
+    shown = await report(store)
+    assert (shown.ready, shown.oldest_ready_at, shown.held, shown.paused) == (0, None, [HeldCount("paused", 3)], False)
+    created = clock.advance(ms=5)
+    await store.enqueue([start(), start(workflow=BILL)])
+    shown = await report(store)
+    assert (shown.ready, shown.oldest_ready_at, shown.held) == (1, created, [HeldCount("paused", 4)])
+    await store.pause(of_queue(), "ada")
+    shown = await report(store)
+    assert (shown.ready, shown.held, shown.paused) == (0, [HeldCount("paused", 5)], True)
+
+
+async def test_the_oldest_that_is_ready_is_found_whatever_its_priority(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    created = clock.now()
+    for priority in (5, 0, 9, -3):
+        await store.enqueue([start(priority=priority), start(priority=priority, workflow=BILL, queue=URGENT)])
+        clock.advance(ms=10)
+    assert (await report(store)).oldest_ready_at == (await report(store, URGENT)).oldest_ready_at == created
+    for claim in await ada.claim(6):
+        await ada.settle(claim)
+    assert (await report(store)).oldest_ready_at == created + 20
 
 
 async def test_what_ended_is_counted_for_a_minute(store: Store, ada: Worker, clock: ManualClock) -> None:

@@ -153,6 +153,65 @@ async def test_children_stay_while_their_parent_lives(store: Store, ada: Worker,
     assert await left(store) == []
 
 
+async def test_runs_of_a_batch_stay_while_it_has_runs_left(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.open_batch("b", [start(f"b{n}") for n in range(5)], None)
+    claims = await ada.claim()
+    for claim in claims[:4]:
+        await ada.settle(claim, body="1")
+    await end(ada, store, "other")
+    clock.advance(ms=DAY)
+    assert await store.prune([Retention(count=0)], limit=2) == 1
+    assert await store.prune(EVERYTHING, limit=2) == 0
+    assert await left(store) == ["b0", "b1", "b2", "b3", "b4"]
+    await ada.settle(claims[4], body="1")
+    assert [await store.prune(EVERYTHING, limit=4) for _ in range(3)] == [4, 1, 0]
+    assert await store.batch("b") is None
+
+
+async def test_runs_of_a_batch_stay_until_its_callback_has_ended(store: Store, ada: Worker) -> None:
+    await store.open_batch("b", [start("b0"), start("b1")], start("done"))
+    for claim in await ada.claim():
+        await ada.settle(claim, body="1")
+    callback = await ada.claim_one()
+    assert await store.prune(EVERYTHING, limit=9) == 0
+    await ada.settle(callback, body="1")
+    assert await store.prune(EVERYTHING, limit=9) == 3
+
+
+async def test_a_run_of_a_batch_and_of_a_parent_stays_for_either(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("p")])
+    parent = await ada.claim_one()
+    await store.open_batch("b", [start("b0", parent="p"), start("b1", parent="p")], None)
+    b0, b1 = await ada.claim()
+    await ada.settle(b0, body="1")
+    assert await store.prune(EVERYTHING, limit=9) == 0
+    await ada.settle(parent, body="1")
+    assert await store.prune(EVERYTHING, limit=9) == 1
+    assert await left(store) == ["b0", "b1"]
+    await ada.settle(b1, body="1")
+    assert await store.prune(EVERYTHING, limit=9) == 2
+
+
+async def test_a_batch_without_runs_goes_when_it_is_old(store: Store, clock: ManualClock) -> None:
+    await store.open_batch("none", [], None)
+    await store.open_batch("callback", [], start("done"))
+    clock.advance(ms=HOUR)
+    await store.open_batch("new", [], None)
+    assert await store.prune([Retention(age=HOUR)], limit=9) == 0
+    assert [await store.batch(name) is None for name in ("none", "callback", "new")] == [True, False, False]
+
+
+async def test_runs_with_many_checkpoints_go_like_others(store: Store, ada: Worker) -> None:
+    await store.enqueue([start(f"r{n}") for n in range(5)])
+    for claim in await ada.claim():
+        await ada.save(claim, *(checkpoint(f"k{n}") for n in range(4000)))
+        await ada.settle(claim, body="1")
+    await end(ada, store, "small")
+    assert await store.prune(EVERYTHING, limit=4) == 4
+    assert await left(store) == ["r4", "small"]
+    assert await store.prune(EVERYTHING, limit=4) == 2
+
+
 async def test_a_parent_that_lives_again_keeps_its_children(store: Store, ada: Worker) -> None:
     await store.enqueue([start("p")])
     await ada.settle(await ada.claim_one(), To.FAILED, '"x"')

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from conformance.conftest import MakeStore
-from conformance.kit import DAY, ManualClock, Worker, all_runs, for_signal, record, start, worker
+from conformance.kit import DAY, ManualClock, Worker, all_runs, for_signal, record, settle, start, worker
 from perdure.cron import due_fires, next_slots, run_id
 from perdure.errors import ScheduleNotFound
-from perdure.model import Fire, Millis, Missed, Overlap, RunRecord, Schedule, ScheduleRecord, State, Unique
+from perdure.model import Fire, Millis, Missed, Overlap, RunRecord, Schedule, ScheduleRecord, State, Unique, WaitFor
 from perdure.stores.base import Exchanged, Store, To, Topic
 
 pytestmark = pytest.mark.anyio
@@ -88,7 +88,7 @@ async def test_what_was_added_at_run_time_is_not_overwritten_by_code(store: Stor
 
 
 async def test_schedules_that_are_not_there(store: Store) -> None:
-    for call in (store.pause_schedule("none"), store.remove_schedule("none")):
+    for call in (store.pause_schedule("none"), store.resume_schedule("none", 1), store.remove_schedule("none")):
         with pytest.raises(ScheduleNotFound):
             await call
 
@@ -239,7 +239,7 @@ async def test_a_paused_schedule_is_not_due(store: Store, ada: Worker, clock: Ma
     await answer(ada, seen)
     reply = await ada.exchange()
     assert (reply.due, reply.next_at, await made(store)) == ([], None, [])
-    assert not (await store.pause_schedule("s", paused=False)).paused
+    assert not (await store.resume_schedule("s", slot)).paused
     await work(ada)
     assert await made(store) == [run_id("s", slot)]
 
@@ -250,11 +250,30 @@ async def test_a_schedule_may_go_on_without_what_it_missed_while_paused(
     slot = await put(store, every(missed=Missed.ALL))
     await store.pause_schedule("s")
     until(clock, slot + 10 * MINUTE + 1)
-    resumed = await store.pause_schedule("s", paused=False, next_slot=next_slots(every(), clock.now(), 1)[0])
+    resumed = await store.resume_schedule("s", next_slots(every(), clock.now(), 1)[0])
     assert resumed.next_slot == slot + 11 * MINUTE
     await work(ada)
     assert await made(store) == []
-    assert (await store.pause_schedule("s", paused=False, next_slot=slot)).next_slot == slot + 11 * MINUTE
+    await store.pause_schedule("s")
+    assert (await store.resume_schedule("s", slot)).next_slot == slot + 11 * MINUTE
+
+
+async def test_resuming_what_is_not_paused_takes_nothing_from_it(store: Store, ada: Worker, clock: ManualClock) -> None:
+    slot = await put(store, every(missed=Missed.ALL))
+    until(clock, slot + 2 * MINUTE)
+    for following in (slot + 3 * MINUTE, None):
+        assert (await store.resume_schedule("s", following)).next_slot == slot
+    await work(ada)
+    assert await made(store) == [run_id("s", slot + n * MINUTE) for n in range(3)]
+
+
+async def test_a_single_slot_that_passed_during_a_pause_is_over(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await put(store, Schedule(name="once", at=clock.now() + 5, start=start("")))
+    await store.pause_schedule("once")
+    clock.advance(ms=DAY)
+    resumed = await store.resume_schedule("once", None)
+    assert (resumed.next_slot, resumed.paused) == (None, False)
+    assert (await work(ada)).due == [] and await made(store) == []
 
 
 # --- missed and overlapping
@@ -329,7 +348,7 @@ async def test_overlap_queued(store: Store, ada: Worker, bob: Worker, clock: Man
     ids = [run_id("s", slot + n * MINUTE) for n in range(3)]
     assert await made(store) == ids
     assert [run.state for run in await all_runs(store)] == [State.RUNNING, State.WAITING, State.WAITING]
-    assert [wait.target for wait in (await record(store, ids[1])).waits] == [ids[0]]
+    assert [(wait.what, wait.target) for wait in (await record(store, ids[1])).waits] == [(WaitFor.SCHEDULE, ids[0])]
     assert await bob.claim() == []
     if end is None:
         await store.delete(ids[0], force=True)
@@ -434,3 +453,60 @@ async def test_a_queued_run_of_a_group_takes_its_slot_when_it_begins(
     await ada.settle(one[0])
     other = await ada.claim()
     assert {one[0].id, other[0].id} == {"other", run_id("s", slot + MINUTE)}
+
+
+async def test_a_run_that_waits_for_its_turn_waits_for_all_earlier_ones(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    slot = await put(store, every(overlap=Overlap.QUEUE))
+    until(clock, slot)
+    await work(ada)
+    first = await ada.claim_one()
+    for _ in range(2):
+        clock.advance(ms=MINUTE)
+        await work(ada)
+    await store.cancel(run_id("s", slot + MINUTE), "x")
+    assert await ada.claim() == []
+    reply = await ada.exchange(settles=[settle(first)], slots=5)
+    assert [claim.id for claim in reply.claims] == [run_id("s", slot + 2 * MINUTE)]
+
+
+@pytest.mark.parametrize("overlap", list(Overlap))
+async def test_runs_that_went_side_by_side_before_the_schedule_changed_overlap_too(
+    store: Store, ada: Worker, clock: ManualClock, overlap: Overlap
+) -> None:
+    slot = await put(store, every())
+    until(clock, slot)
+    for _ in range(2):
+        await work(ada)
+        clock.advance(ms=MINUTE)
+    first, second = await ada.claim()
+    await put(store, every(overlap=overlap))
+    await ada.settle(second)
+    await work(ada)
+    third = await store.load(run_id("s", slot + 2 * MINUTE))
+    before = await record(store, first.id)
+    expected = {Overlap.ALLOW: State.QUEUED, Overlap.CANCEL: State.QUEUED, Overlap.QUEUE: State.WAITING}
+    assert (third.state if third else None) == expected.get(overlap)
+    assert (before.cancelling is not None) == (overlap is Overlap.CANCEL)
+
+
+async def test_a_run_that_was_retried_overlaps_again(store: Store, ada: Worker, clock: ManualClock) -> None:
+    slot = await put(store, every(overlap=Overlap.SKIP))
+    until(clock, slot)
+    for to in (To.FAILED, To.SUCCEEDED):
+        await work(ada)
+        await ada.settle(await ada.claim_one(), to)
+        clock.advance(ms=MINUTE)
+    await store.retry(run_id("s", slot))
+    await work(ada)
+    assert len(await made(store)) == 2
+
+
+async def test_a_worker_is_not_told_of_schedules_that_it_skips(store: Store, ada: Worker, clock: ManualClock) -> None:
+    slot = max([await put(store, every(name=f"s{n:02}")) for n in range(15)])
+    until(clock, slot)
+    told: list[str] = []
+    while due := (await ada.exchange(skips=told)).due:
+        told += [record.schedule.name for record in due]
+    assert sorted(told) == [f"s{n:02}" for n in range(15)]

@@ -23,7 +23,7 @@ from conformance.kit import (
     worker,
 )
 from perdure.model import Limits
-from perdure.stores.base import Store, To
+from perdure.stores.base import Claim, Store, To, Topic
 
 pytestmark = pytest.mark.anyio
 
@@ -297,3 +297,42 @@ async def test_workers_say_how_many_sessions_they_own(store: Store) -> None:
     [shown] = await store.workers()
     assert (shown.sessions, shown.owned_sessions) == (2, 2)
     assert (await record(store, "u")).held is None
+
+
+async def test_a_worker_that_drains_gives_up_its_sessions_as_their_last_runs_end(
+    store: Store, ada: Worker, bob: Worker
+) -> None:
+    for session in ("s", "t", "u"):
+        await fill(store, f"{session}1", f"{session}2", session=session)
+    s1 = await ada.claim_one()
+    [t1] = await drain_of(ada, "t")
+    [u1] = await drain_of(ada, "u")
+    await ada.settle(t1)
+    await ada.park(u1, for_signal())
+    assert await bob.claim() == []
+    assert (await ada.exchange(draining=True)).claims == []
+    assert ids(await bob.claim()) == ["t2", "u2"]
+    await ada.exchange(settles=[settle(s1)], draining=True)
+    assert ids(await bob.claim()) == ["s2"]
+    await store.signal(message("u1"))
+    assert ids(await bob.claim()) == ["u1"]
+
+
+async def test_the_others_are_woken_when_a_worker_that_drains_gives_up_a_session(
+    store: Store, ada: Worker, bob: Worker
+) -> None:
+    await fill(store, "a", "b")
+    await ada.settle(await ada.claim_one())
+    woken = asyncio.Event()
+    subscription = await store.subscribe(Topic.WORK, woken.set)
+    await ada.exchange(draining=True)
+    await asyncio.wait_for(woken.wait(), 5)
+    await subscription.close()
+
+
+async def drain_of(worker: Worker, session: str) -> list[Claim]:
+    """Claims the first ready run of a session; what else comes is handed back."""
+    claims = await worker.claim()
+    wanted = [claim for claim in claims if claim.session == session][:1]
+    await worker.exchange(settles=[settle(claim, To.RELEASE) for claim in claims if claim not in wanted])
+    return wanted

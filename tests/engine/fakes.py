@@ -106,7 +106,7 @@ class FakeOwner:
     """The execution of a run, as the exchange loop sees it."""
 
     def __init__(self, token: int) -> None:
-        self.token = token
+        self.ref = self.token = token
         self.told: list[Any] = []
 
     def lost(self) -> None:
@@ -139,6 +139,7 @@ class ScriptedStore:
             exchange.slots,
             list(exchange.watches),
             after=exchange.after,
+            owned=list(exchange.owned),
         )
         async with self.made:
             self.exchanges.append(copy)

@@ -294,3 +294,15 @@ async def test_a_dead_worker_says_nothing_more(bench: Bench) -> None:
     await bench.store.number(2)
     await turns()
     assert bench.begun == [] and not future.done()
+
+
+async def test_a_poll_asks_whether_runs_are_still_owned_and_other_exchanges_do_not(bench: Bench) -> None:
+    owner = bench.owner(1)
+    bench.pump.hint()
+    await bench.store.number(2)
+    bench.answer(reply(refused=[1]))
+    bench.pump._poll()
+    await bench.store.number(3)
+    await turns()
+    assert [each.owned for each in bench.store.exchanges] == [[], [], [(1, 1)]]
+    assert owner.told == ["lost"]

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import pytest
 
-from engine.fakes import as_store, ended, record
+from engine.fakes import as_store, ended
 from perdure import client as module
 from perdure.client import Results
 from perdure.errors import RunNotFound, StoreError, StoreUnavailable
-from perdure.model import Ended, RunRecord, State
+from perdure.model import Ended
 from perdure.stores.base import Topic
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,8 @@ class FakeStore:
         self.over: set[str] = set()
         self.wakes: list[Callable[[], None]] = []
         self.asked: list[list[str]] = []
-        self.errors: dict[str, list[Exception]] = {"subscribe": [], "ended": [], "load": [], "close": []}
+        self.checked: list[list[str]] = []
+        self.errors: dict[str, list[Exception]] = {"subscribe": [], "ended": [], "missing": [], "close": []}
         self.closing = asyncio.Event()
         self.closing.set()
         self.closes = 0
@@ -51,9 +52,10 @@ class FakeStore:
         self.fail("ended")
         return [ended(run_id) for run_id in run_ids if run_id in self.over]
 
-    async def load(self, run_id: str) -> RunRecord | None:
-        self.fail("load")
-        return record(State.QUEUED) if run_id in self.runs else None
+    async def missing(self, run_ids: Sequence[str]) -> list[str]:
+        self.checked.append(sorted(run_ids))
+        self.fail("missing")
+        return [run_id for run_id in run_ids if run_id not in self.runs]
 
     def end(self, *run_ids: str) -> None:
         self.over.update(run_ids)
@@ -104,7 +106,7 @@ async def test_who_asks_while_the_subscription_is_closed_is_served_as_well(
     store.closing.set()
 
 
-@pytest.mark.parametrize("verb", ["subscribe", "ended", "load"])
+@pytest.mark.parametrize("verb", ["subscribe", "ended", "missing"])
 async def test_an_outage_is_waited_out(store: FakeStore, verb: str) -> None:
     store.errors[verb] = [StoreUnavailable("away"), StoreUnavailable("away")]
     wait = asyncio.ensure_future(Results(as_store(store)).wait("a"))
@@ -113,11 +115,34 @@ async def test_an_outage_is_waited_out(store: FakeStore, verb: str) -> None:
     assert (await soon(wait)).id == "a"
 
 
-@pytest.mark.parametrize("verb", ["ended", "load"])
+@pytest.mark.parametrize("verb", ["ended", "missing"])
 async def test_a_run_that_is_not_there_is_told_of_even_after_an_outage(store: FakeStore, verb: str) -> None:
     store.errors[verb] = [StoreUnavailable("away")]
     with pytest.raises(RunNotFound, match="'nowhere'"):
         await soon(Results(as_store(store)).wait("nowhere"))
+
+
+async def test_who_waits_for_a_run_that_goes_away_is_told(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_POLL", 0.01)
+    results = Results(as_store(store))
+    gone, kept = (asyncio.ensure_future(results.wait(run_id)) for run_id in ("a", "b"))
+    await settled(lambda: ["a", "b"] in store.checked)
+    store.runs.discard("a")
+    with pytest.raises(RunNotFound, match="'a'"):
+        await soon(gone)
+    store.end("b")
+    assert (await soon(kept)).id == "b"
+
+
+async def test_a_wake_up_asks_for_outcomes_and_not_whether_runs_are_there(store: FakeStore) -> None:
+    results = Results(as_store(store))
+    waits = [asyncio.ensure_future(results.wait(run_id)) for run_id in ("a", "b")]
+    await settled(lambda: store.checked)
+    store.end("a")
+    assert (await soon(waits[0])).id == "a"
+    assert store.checked == [["a", "b"]]
+    store.end("b")
+    await soon(waits[1])
 
 
 async def test_an_error_that_stays_goes_to_all_that_wait(store: FakeStore) -> None:
@@ -146,4 +171,4 @@ async def test_who_gives_up_waiting_leaves_nothing_behind(store: FakeStore, monk
     await settled(lambda: store.asked)
     wait.cancel()
     await settled(lambda: store.closes)
-    assert not results._waiting and not results._fresh
+    assert not results._waiting and not results._unsure

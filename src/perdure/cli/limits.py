@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +13,9 @@ from perdure.cli.output import duration, print_json, print_table, timestamp
 from perdure.cli.params import json_option, scope_options
 from perdure.cli.target import on_store, with_store
 from perdure.clock import moment
-from perdure.model import LimitRecord, Limits, Revision, Scope
+from perdure.model import LimitRecord, Limits, Millis, Revision, Scope
 from perdure.rates import show_limits, show_rate, show_scope
+from perdure.stores.base import Store
 
 who_option = click.option("--who", metavar="NAME", help="Kept with the change.  [default: user and host]")
 
@@ -72,18 +72,32 @@ def resume(app: App, scope: dict[str, Any], who: str | None) -> None:
     click.echo(f"{_named(record.scope)} is not paused (revision {record.revision}).")
 
 
+@limits.command()
+@with_store
+@scope_options
+@who_option
+def drain(app: App, scope: dict[str, Any], who: str | None) -> None:
+    """Pause a scope and wait until nothing of it runs. Ctrl-C ends the waiting, and the pause stays."""
+    record = on_store(app, lambda _: app.limits.drain(**scope, who=who))
+    click.echo(f"{_named(record.scope)} is paused (revision {record.revision}), and nothing of it runs.")
+
+
 @limits.command("list")
 @with_store
 @json_option
 def list_limits(app: App, as_text: bool) -> None:
     """List what is limited or paused, and how many runs count against it now."""
-    found = on_store(app, lambda _: app.limits.list())
+
+    async def work(store: Store) -> tuple[Millis, Sequence[LimitRecord]]:
+        return await store.now(), await store.limits()
+
+    now, found = on_store(app, work)
     if as_text:
         print_json([_plain(record) for record in found])
     elif not found:
         click.echo("Nothing is limited or paused.", err=True)
     else:
-        _print(found)
+        _print(found, now)
 
 
 @limits.command()
@@ -158,8 +172,7 @@ def _plain_revision(revision: Revision) -> dict[str, object]:
     }
 
 
-def _print(found: Sequence[LimitRecord]) -> None:
-    now = time.time() * 1000
+def _print(found: Sequence[LimitRecord], now: Millis) -> None:
     print_table(
         ["WHAT", "RUNNING", "LIMIT", "RATE", "PAUSED", "SET BY", "AGO"],
         (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -17,8 +16,8 @@ from perdure.cli.output import console, duration, print_json, print_table, shown
 from perdure.cli.params import json_option
 from perdure.cli.target import on_store, with_store
 from perdure.clock import moment
-from perdure.model import QueueReport, WorkerRecord
-from perdure.rates import show_limits
+from perdure.model import LimitRecord, Limits, Millis, QueueReport, ScopeKind, WorkerRecord
+from perdure.rates import show_limits, show_scope
 from perdure.stores.base import Store
 
 if TYPE_CHECKING:
@@ -33,15 +32,14 @@ _WORKER_COLUMNS = ["WORKER", "PID", "RUNS", "FOR", "QUEUES"]
 @json_option
 def queues(app: App, as_text: bool) -> None:
     """Show each queue: how many runs are ready, running and held, and why."""
-    found = on_store(app, lambda store: store.queues())
+    seen = on_store(app, _look)
     if as_text:
-        print_json([_plain(report) for report in found])
-    elif not found:
+        print_json([_plain(report) for report in seen.reports])
+    elif not seen.reports:
         click.echo("No queue has runs.", err=True)
     else:
-        now = _now()
-        print_table(_COLUMNS, (_row(report, now) for report in found))
-        for line in _held(found):
+        print_table(_COLUMNS, (_row(report, seen.now) for report in seen.reports))
+        for line in (*_held(seen.reports), *_around(seen.limits)):
             click.echo(line)
 
 
@@ -56,17 +54,30 @@ def top(app: App, every: float) -> None:
         pass
 
 
+class _Seen(NamedTuple):
+    """All that is shown, and when it was so: ages are by the store's clock, as what they are told of is."""
+
+    now: Millis
+    reports: Sequence[QueueReport]
+    workers: Sequence[WorkerRecord]
+    limits: Sequence[LimitRecord]
+
+
+async def _look(store: Store) -> _Seen:
+    return _Seen(await store.now(), await store.queues(), await store.workers(), await store.limits())
+
+
 async def _watch(app: App, store: Store, every: float) -> None:
     from rich.live import Live
 
     out = console()
     if not sys.stdout.isatty():
-        out.print(_screen(app, await store.queues(), await store.workers()))
+        out.print(_screen(app, await _look(store)))
         return
     quit_asked = asyncio.Event()
     with _keys(quit_asked), Live(console=out, screen=True, auto_refresh=False) as live:
         while not quit_asked.is_set():
-            live.update(_screen(app, await store.queues(), await store.workers()), refresh=True)
+            live.update(_screen(app, await _look(store)), refresh=True)
             try:
                 async with asyncio.timeout(every):
                     await quit_asked.wait()
@@ -102,11 +113,11 @@ def _keys(quit_asked: asyncio.Event) -> Generator[None]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-def _screen(app: App, reports: Sequence[QueueReport], workers: Sequence[WorkerRecord]) -> RenderableType:
+def _screen(app: App, seen: _Seen) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    now = _now()
+    now, reports, workers, limits = seen
     ready, running = sum(each.ready for each in reports), sum(each.running for each in reports)
     slots = sum(each.concurrency for each in workers)
     ended = sum(each.ended_last_minute for each in reports)
@@ -120,6 +131,7 @@ def _screen(app: App, reports: Sequence[QueueReport], workers: Sequence[WorkerRe
         "",
         _table(_COLUMNS, [_row(report, now) for report in reports]),
         *_held(reports),
+        *_around(limits),
         "",
         _table(_WORKER_COLUMNS, [_worker(each, now) for each in workers]),
     )
@@ -158,6 +170,19 @@ def _held(reports: Sequence[QueueReport]) -> list[str]:
     return [f"  {report.queue}: {each.runs:,} held, {each.reason}" for report in reports for each in report.held]
 
 
+def _around(limits: Sequence[LimitRecord]) -> list[str]:
+    """A line for each limit and pause of the whole store and of workflows: they hold in every queue."""
+    lines: list[str] = []
+    for each in limits:
+        if each.scope.kind in (ScopeKind.NAMESPACE, ScopeKind.WORKFLOW):
+            said = ["paused"] if each.paused else []
+            if each.limits != Limits():
+                said.append(f"{show_limits(each.limits)}, {each.running:,} running now")
+            if said:
+                lines.append(f"  {show_scope(each.scope)}: {', '.join(said)}")
+    return lines
+
+
 def _worker(worker: WorkerRecord, now: int) -> list[str]:
     return [
         worker.name,
@@ -181,7 +206,3 @@ def _plain(report: QueueReport) -> dict[str, object]:
         "paused": report.paused,
         "limits": plain_limits(report.limits),
     }
-
-
-def _now() -> int:
-    return int(time.time() * 1000)

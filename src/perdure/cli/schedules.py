@@ -116,7 +116,7 @@ def list_schedules(app: App, as_text: bool) -> None:
                 status.record.schedule.start.workflow,
                 timing(status.record.schedule),
                 "" if status.record.last_slot is None else _time(moment(status.record.last_slot)),
-                "paused" if status.paused else ", ".join(map(_time, status.upcoming)) or "over",
+                _when(status),
             ]
             for status in found
         ),
@@ -169,7 +169,13 @@ def timing(schedule: Schedule) -> str:
         return f"{schedule.cron} ({schedule.tz})"
     if schedule.every is not None:
         return f"every {duration(schedule.every)}"
-    return f"at {_time(moment(schedule.at or 0))}"
+    return "" if schedule.at is None else f"at {_time(moment(schedule.at))}"
+
+
+def _when(status: ScheduleStatus) -> str:
+    if status.broken is not None:
+        return f"broken: {status.broken}"
+    return "paused" if status.paused else ", ".join(map(_time, status.upcoming)) or "over"
 
 
 def _next(status: ScheduleStatus) -> str:
@@ -195,6 +201,7 @@ def _plain(status: ScheduleStatus) -> dict[str, Any]:
         "overlap": schedule.overlap,
         "jitter_ms": schedule.jitter,
         "paused": status.paused,
+        "broken": status.broken,
         "declared": status.declared,
         "last_at": None if record.last_slot is None else moment(record.last_slot),
         "last_run": record.last_run,

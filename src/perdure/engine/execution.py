@@ -70,7 +70,7 @@ class Execution:
         self.runtime = runtime
         self.claim = claim
         self.definition = definition
-        self.token = claim.token
+        self.ref, self.token = claim.ref, claim.token
         self.history = History(claim, runtime.store)
         self.inbox = Inbox(claim, runtime.store)
         self.ended: dict[str, Ended] = {ended.id: ended for ended in claim.ended}

@@ -14,16 +14,17 @@ from typing import Protocol, TypeAlias
 
 from perdure.backoff import pauses
 from perdure.clock import Alarm, Clock
-from perdure.cron import due_fires
+from perdure.engine.firing import Firing
 from perdure.errors import PerdureError, StoreUnavailable, id_conflict
 from perdure.failures import encode_failure
-from perdure.model import Fire, Millis, ScheduleRecord
+from perdure.model import Fire, Millis
 from perdure.stores.base import (
     Cancelling,
     Claim,
     Exchange,
     Exchanged,
     Existed,
+    Ref,
     Save,
     Seen,
     Settle,
@@ -56,6 +57,8 @@ class Owner(Protocol):
     """What the pump needs of the execution of a run."""
 
     @property
+    def ref(self) -> Ref: ...
+    @property
     def token(self) -> int: ...
     def lost(self) -> None: ...
     def cancel(self, cancelling: Cancelling) -> None: ...
@@ -76,9 +79,11 @@ class Pump:
         self._watches: dict[tuple[int, str], Watch] = {}
         self._told: dict[int, Told] = {}
         self._fires: list[Fire] = []
+        self._firing = Firing()
         self._wake = asyncio.Event()
         self._hinted = True
         self._look = True
+        self._ask_all = False
         self._looking: asyncio.TimerHandle | None = None
         self._polling: asyncio.TimerHandle | None = None
         self._alarm: Alarm | None = None
@@ -160,6 +165,11 @@ class Pump:
                     timer.cancel()
             self._looking = self._alarm = None
 
+    def drain(self) -> None:
+        """Claims nothing more, and gives up the sessions of which nothing runs, the others as their last run ends."""
+        self.claiming = False
+        self.look()
+
     def stop(self) -> None:
         """Has `run` return after the exchange that is under way."""
         self._stopping = True
@@ -196,7 +206,9 @@ class Pump:
         self._wake.set()
 
     def _poll(self) -> None:
-        """Looks at the store without a hint, from time to time: hints may be lost."""
+        """Looks at the store without a hint, from time to time: hints may be lost. And asks whether it still owns its
+        runs: of one that was deleted nothing else would tell, as long as it has nothing to say."""
+        self._ask_all = True
         self.look()
         self._polling = asyncio.get_running_loop().call_later(POLL * random.uniform(0.7, 1.0), self._poll)
 
@@ -222,8 +234,11 @@ class Pump:
             told=list(self._told.values()),
             fires=self._fires,
             after=self._last_queue,
+            owned=[(owner.ref, token) for token, owner in self.owners.items()] if self._ask_all else [],
+            skips=self._firing.skips(),
+            draining=not self.claiming,
         )
-        self._told, self._fires = {}, []
+        self._told, self._fires, self._ask_all = {}, [], False
         return exchange, saves
 
     async def _send(self, exchange: Exchange, futures: list[_Pending]) -> Exchanged | None:
@@ -310,9 +325,11 @@ class Pump:
             self._last_queue = claim.queue
             self._begin(claim)
         # Of those that were not sent yet the store tells again.
-        self._fires = [fire for schedule in reply.due for fire in _fires(schedule, reply.now)]
+        self._fires = self._firing.fires(reply.due, reply.now)
         if self._fires:
             self._wake.set()
+        elif reply.due:  # none of them can be read: there may be others
+            self.look()
         self._set_alarm(reply.next_at)
         if reply.more:
             self.hint()
@@ -338,14 +355,6 @@ def _bounded(saves: list[_Pending]) -> tuple[list[_Pending], list[_Pending]]:
         if count == _MOST_SAVES or (size > _MOST_BYTES and count):
             return saves[:count], saves[count:]
     return saves, []
-
-
-def _fires(schedule: ScheduleRecord, now: Millis) -> list[Fire]:
-    try:
-        return due_fires(schedule, now)
-    except Exception:  # made by a version, or on a machine, that knows more; the others must go on
-        logger.exception("schedule %s can't be read", schedule.schedule.name)
-        return []
 
 
 def _fail(future: asyncio.Future[Existed | None], error: BaseException) -> None:

@@ -138,16 +138,14 @@ async def result_of(
     if ended is None:
         seen = None
         if at is None or at > execution.now():
+            if saved is not None or child_key is None:
+                await _check_there(execution, run_id, child_key, began)
             if saved is None:
-                with execution.in_flight():
-                    load = execution.runtime.store.load
-                    if child_key is None and await through_outages(lambda: load(run_id)) is None:
-                        raise RunNotFound(
-                            f"there is no run {run_id!r} to wait for; was it pruned, or is the id mistyped?"
-                        )
                 execution.save_soon(Checkpoint(key, Kind.RESULT, Outcome.OPEN, at=at, started_at=began))
             seen = await execution.wait(Wait(key, WaitFor.RUN, run_id, at))
         ended = seen.ended if seen is not None else None
+        if ended is None:
+            await _check_there(execution, run_id, child_key, began)
     with execution.in_flight():
         body = None if ended is None else json.encode(ended).decode()
         good = ended is not None and ended.state is State.SUCCEEDED
@@ -160,6 +158,17 @@ async def result_of(
     if ended is None:
         raise TimeoutError(_too_late(run_id))
     return result(ended, decoder)
+
+
+async def _check_there(execution: Execution, run_id: str, child_key: str | None, began: Millis) -> None:
+    with execution.in_flight():
+        if await through_outages(lambda: execution.runtime.store.missing([run_id])):
+            if child_key is not None:
+                child = json.encode(run_id).decode()
+                execution.save_soon(Checkpoint(child_key, Kind.CHILD, Outcome.ERROR, child, started_at=began))
+            raise RunNotFound(
+                f"there is no run {run_id!r} to wait for; was it pruned or deleted, or is the id mistyped?"
+            )
 
 
 async def send_signal(execution: Execution, key: str, signal: Signal) -> None:

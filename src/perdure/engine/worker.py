@@ -24,7 +24,7 @@ from perdure.engine.tasks import adopt_tasks
 from perdure.engine.threads import ThreadLayers
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.model import Millis, Retention
-from perdure.stores.base import Claim, Registration, Store, Subscription, Topic
+from perdure.stores.base import PRUNE_LIMIT, Claim, Registration, Store, Subscription, Topic
 
 logger = logging.getLogger("perdure.worker")
 
@@ -34,11 +34,11 @@ _RECLAIM_PAUSE = 0.7
 PRUNE_PAUSE = 60.0
 """Seconds, at most, between two looks for runs that the policies let go; a random part is taken off."""
 
-_PRUNE_LIMIT = 500
-"""Runs that one transaction removes."""
-
 _PRUNE_SHARE = 0.1
-"""Of the time that a worker may spend on removing them while there are more."""
+"""Of the time that the workers of a store, all together, may spend on removing them while there are more."""
+
+_PRUNE_LONG = 1.0
+"""Seconds after which a look removes fewer runs the next time: they have many checkpoints."""
 
 _LONGEST_PAUSE = 1.0
 """Seconds between two tries of a duty that fails: with the pause above, all within two when the store is back."""
@@ -146,6 +146,7 @@ class Worker:
         self._lives = 0
         self._stopping = False
         self._patience = _FAREWELL
+        self._prune_limit = PRUNE_LIMIT
         self._keeper: LeaseThread | None = None
         self._subscription: Subscription | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -208,7 +209,7 @@ class Worker:
         runtime = self.runtime
         self._stopping = True
         self._patience = _FAREWELL
-        runtime.pump.claiming = False
+        runtime.pump.drain()
         try:
             async with asyncio.timeout(self._grace if grace is None else grace):
                 await runtime.idle.wait()
@@ -315,13 +316,16 @@ class Worker:
 
     async def _prune(self) -> None:
         """Removes what the policies let go, a little at a time, and comes back soon only while there is more."""
-        loop = asyncio.get_running_loop()
+        loop, store, limit = asyncio.get_running_loop(), self.runtime.store, self._prune_limit
         began = loop.time()
-        count = await self.runtime.store.prune(self._retention, limit=_PRUNE_LIMIT)
+        count = await store.prune(self._retention, limit=limit)
         took = loop.time() - began
+        self._prune_limit = max(1, limit // 2) if took > _PRUNE_LONG else min(limit * 2, PRUNE_LIMIT)
+        pause = PRUNE_PAUSE
         if count:
             logger.debug("pruned %d runs", count)
-        pause = took / _PRUNE_SHARE if count == _PRUNE_LIMIT else PRUNE_PAUSE
+        if count == limit:
+            pause = took / _PRUNE_SHARE * max(1, len(await store.workers()))
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _forever(self, what: str, once: Callable[[], Coroutine[Any, Any, None]]) -> None:

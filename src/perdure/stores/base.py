@@ -53,6 +53,9 @@ CLAIM_LIMIT = 64
 CLAIM_BYTES = 4 * 1024 * 1024
 """The most bytes of inputs and checkpoints that one exchange brings. The first run is brought whatever its size."""
 
+PRUNE_LIMIT = 500
+"""The most runs that those who prune ask to have removed with one call."""
+
 PAGE = 256
 """The most checkpoints, or signals, of one run that a claim brings; the rest is read page by page when needed."""
 
@@ -160,6 +163,14 @@ class Exchange(Struct, omit_defaults=True):
     fires: list[Fire] = []
     after: str = ""
     """The queue of the run that it claimed last; "" before the first one."""
+    owned: list[tuple[Ref, int]] = []
+    """All claims that it believes to own, from time to time (not with each exchange): those of runs that are gone are
+    told of as refused, though nothing was said of them. So a run that is deleted stops also when it has nothing to say.
+    """
+    skips: list[str] = []
+    """Names of schedules that it can't read, and need not be told of."""
+    draining: bool = False
+    """It takes nothing more: the sessions that it owns of which no run is running, after the settles, are given up."""
 
 
 class Cancelling(Struct, omit_defaults=True):
@@ -202,7 +213,8 @@ class Claim(Struct):
 
 
 class Seen(Struct):
-    """A watched wait that is true: the signal that waits (the first of its name), or the run that ended."""
+    """A watched wait that is true: the signal that waits (the first of its name), or the run that ended. With neither
+    its time is over, or there is no such run any more."""
 
     ref: Ref
     token: int
@@ -240,7 +252,8 @@ class Exchanged(Struct):
     """Whether more runs are ready for this worker (or more timers due) than this exchange could take."""
     due: list[ScheduleRecord] = []
     """Schedules whose next slot is due, at most a few; the worker answers with fires in its next exchange. They are
-    told whatever the free slots. `next_at` counts the slots to come."""
+    told whatever the free slots; one that can't be read has `broken` set, and the worker names it in `skips` from then
+    on, so that it does not stand in the way of others. `next_at` counts the slots to come."""
     gone: bool = False
     """The store does not know this incarnation: it was declared dead, or retired. It owns nothing and got nothing."""
     existed: list[Existed] = []
@@ -385,6 +398,10 @@ class Store(Protocol):
         """Those of the runs that have ended, with their outcomes."""
         ...
 
+    async def missing(self, run_ids: Sequence[str]) -> list[str]:
+        """Those of the ids that no run has: it never had, or the run was deleted or pruned."""
+        ...
+
     async def history(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Checkpoint]:
         """Checkpoints of a run, in order of position, from the first one with a position over `after`."""
         ...
@@ -433,7 +450,9 @@ class Store(Protocol):
         """Makes the runs of a batch (all or none, whatever their number; a repeat changes nothing) and the run that is
         the callback, which waits until all of them have ended.
 
-        Runs that were there already, by id or by unique key, are not of the batch and do not count."""
+        Runs that were there already, by id or by unique key, are not of the batch and do not count. Raises
+        `IdConflict`, and makes nothing, when one of them has another workflow or input, or when the batch is there
+        already with another number of runs or another callback."""
         ...
 
     async def batch(self, batch: str) -> BatchRecord | None: ...
@@ -469,13 +488,17 @@ class Store(Protocol):
         other timing takes `next_slot`. A declared one does not overwrite one that was added at run time."""
         ...
 
-    async def schedules(self) -> list[ScheduleRecord]: ...
+    async def schedules(self) -> list[ScheduleRecord]:
+        """All of them, by name; those that can't be read with `broken` set."""
+        ...
 
-    async def pause_schedule(
-        self, name: str, *, paused: bool = True, next_slot: Millis | None = None
-    ) -> ScheduleRecord:
-        """Keeps a schedule from firing, or lets it again: then from `next_slot` on, if that is given and later than
-        where it stands, and otherwise from there, as after a time in which nobody could fire.
+    async def pause_schedule(self, name: str) -> ScheduleRecord:
+        """Keeps a schedule from firing. Raises `ScheduleNotFound`."""
+        ...
+
+    async def resume_schedule(self, name: str, next_slot: Millis | None) -> ScheduleRecord:
+        """Lets a paused schedule fire again: from `next_slot` on if that is later than where it stands, otherwise from
+        there, as after a time in which nobody could fire; with None it is over. One that is not paused stays as it is.
 
         Raises `ScheduleNotFound`."""
         ...
@@ -488,7 +511,9 @@ class Store(Protocol):
 
     async def prune(self, policies: Sequence[Retention], *, limit: int) -> int:
         """Removes at most `limit` runs that ended and that the policies let go, with everything of them, oldest end
-        first (by the order of finishing, not the millisecond); returns how many. A run whose parent lives stays."""
+        first (by the order of finishing, not the millisecond); returns how many. A run whose parent lives stays, and so
+        does one whose batch has runs left, or a callback that has not ended. It may take several transactions.
+        A batch that was opened without runs and callback goes by the age that holds for what succeeds."""
         ...
 
     # --- workers

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from perdure import BatchProgress, wait_signal
-from perdure.errors import BatchNotFound, InvalidInput, RunFailed
+from perdure.errors import BatchNotFound, IdConflict, InvalidInput, RunFailed, RunNotFound
 
 from .conftest import Explore, Play
 from .kit import new_app, replay
@@ -74,6 +76,31 @@ async def test_runs_of_a_batch_come_as_they_end(play: Play) -> None:
         assert await item.get_batch(batch.id).result() == [0, 1, 2]
 
 
+async def test_a_run_that_is_deleted_does_not_keep_its_batch_from_ending(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def item(n: int) -> int:
+        await wait_signal("go")
+        return n
+
+    async with play(app) as sandbox:
+        batch = await item.start_batch([0, 1, 2])
+        runs = await batch.runs()
+        await sandbox.settle()
+        await runs[0].signal("go")
+        seen: list[int] = []
+        async with asyncio.timeout(20):
+            async for run in batch.ended():
+                seen.append(await run.result())
+                if len(seen) == 1:
+                    await runs[1].delete(force=True)
+                    await runs[2].signal("go")
+            assert seen == [0, 2]
+            with pytest.raises(RunNotFound):
+                await batch.result()
+
+
 async def test_the_result_of_a_batch_is_the_first_failure(play: Play) -> None:
     app = new_app()
 
@@ -102,7 +129,14 @@ async def test_a_batch_with_an_id_is_started_once(play: Play) -> None:
         assert (first.id, first.existed, again.existed) == ("batch-7", False, True)
         assert await again.result() == [1, 2]
         assert (await again.progress()).total == 2
-        assert len(await app.runs()) == 2
+        with pytest.raises(IdConflict, match="with 2 runs, not 3"):
+            await item.options(id="batch-7").start_batch([1, 2, 3])
+        await item.options(id="batch-8/1").start(99)
+        with pytest.raises(IdConflict, match="'batch-8/1'"):
+            await item.options(id="batch-8").start_batch([1, 2])
+        assert len(await app.runs()) == 3
+        existed = [(await item.options(id="none").start_batch([])).existed for _ in range(2)]
+        assert existed == [False, True]
 
 
 async def test_a_workflow_opens_a_batch_once(explore: Explore) -> None:

@@ -223,6 +223,50 @@ async def test_a_deleted_run_is_not_brought_back_by_its_worker(play: Play) -> No
         assert await app.counts() == []
 
 
+async def test_a_deleted_run_that_has_nothing_to_say_stops_all_the_same(play: Play) -> None:
+    app, begun, stopped = new_app(), asyncio.Event(), asyncio.Event()
+
+    @app.workflow
+    async def flow() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            stopped.set()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await begun.wait()
+        await run.delete(force=True)
+        async with asyncio.timeout(10):
+            await stopped.wait()
+        assert sandbox.worker.running == 0
+
+
+async def test_who_waits_for_a_run_that_is_deleted_is_told(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> None:
+        await wait_signal("go")
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        waiting = asyncio.ensure_future(outcome(run))
+        await sandbox.settle()
+        await run.delete(force=True)
+        async with asyncio.timeout(10):
+            assert isinstance(await waiting, RunNotFound)
+
+
+async def outcome(run: Run[Any]) -> object:
+    try:
+        return await run.result()
+    except RunNotFound as error:
+        return error
+
+
 async def first_said(run: Run[Any]) -> AsyncIterator[RunStatus]:
     """The first status with progress in it."""
     async for change in run.watch():
@@ -233,3 +277,44 @@ async def first_said(run: Run[Any]) -> AsyncIterator[RunStatus]:
 
 async def collect(run: Run[Any], seen: list[Any]) -> None:
     seen += [change.progress async for change in run.watch()]
+
+
+@pytest.mark.parametrize("parked", [True, False])
+async def test_a_workflow_that_waits_for_a_run_that_is_deleted_is_told(play: Play, parked: bool) -> None:
+    app, gate = new_app(), Gate()
+
+    @step
+    async def rest() -> None:
+        await gate.pass_through()
+
+    @app.workflow
+    async def leaf() -> None:
+        await wait_signal("go")
+
+    async def told() -> str:
+        try:
+            await leaf.run()
+        except RunNotFound:
+            return "told"
+        return "not told"
+
+    @app.workflow
+    async def flow() -> list[str]:
+        beside = asyncio.create_task(told())
+        if not parked:
+            await rest()
+        return [await beside]
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        if parked:
+            await sandbox.settle()
+        else:
+            await gate.reached()
+        async with asyncio.timeout(20):
+            async for _ in app.client.follow(lambda store: store.counts()):
+                if leaves := await app.runs(workflow="leaf", state="waiting"):
+                    await app.run(leaves[0].id).delete(force=True)
+                    break
+            gate.open()
+            assert await run.result() == ["told"]

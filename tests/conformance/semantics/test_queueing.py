@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import App, State, current_run, sleep, step, wait_signal
-from perdure.model import Limits
+from perdure.model import LimitRecord, Limits
 
 from .conftest import Play
 from .kit import Gate, deploy, new_app, replay
@@ -277,6 +277,45 @@ async def test_a_pause_keeps_runs_from_beginning_and_accepts_starts(play: Play, 
         assert [each.paused for each in await app.limits.history()] == [False, True]
 
 
+async def test_draining_pauses_and_waits_until_nothing_runs(play: Play) -> None:
+    app, gate = new_app(), Gate()
+
+    @step
+    async def rest() -> None:
+        await gate.pass_through()
+
+    @app.workflow(queue="mail")
+    async def flow() -> None:
+        await rest()
+
+    @app.workflow(queue="other")
+    async def waits() -> None:
+        await wait_signal("go")
+
+    async with play(app) as sandbox:
+        for queue in ("mail", "other"):
+            await flow.options(queue=queue).start()
+        await waits.options(queue="mail").start()
+        await gate.reached(2)
+        draining = asyncio.ensure_future(drained(app))
+        async for _ in app.client.follow(lambda store: store.limits()):
+            if any(limit.paused for limit in await app.limits.list()):
+                break
+        late = await flow.options(queue="mail").start()
+        assert not draining.done()
+        gate.open()
+        async with asyncio.timeout(10):
+            assert (await draining).paused
+        await sandbox.settle()
+        assert (await late.status()).state is State.QUEUED
+        await app.limits.resume(queue="mail")
+        await late.result()
+
+
+async def drained(app: App) -> LimitRecord:
+    return await app.limits.drain(queue="mail")
+
+
 # --- sessions
 
 
@@ -301,6 +340,33 @@ async def test_runs_of_a_session_go_to_its_owner_and_elsewhere_when_it_stops(pla
             assert await run.result() == "done"
             assert second.running == 0
     assert [int(each.split()[1]) for each in where] == list(range(12))
+
+
+async def test_a_worker_that_stops_gives_up_its_sessions_before_its_last_run_has_ended(play: Play) -> None:
+    app, gate = new_app(), Gate()
+
+    @step
+    async def rest() -> None:
+        await gate.pass_through()
+
+    @app.workflow
+    async def slow() -> None:
+        await rest()
+
+    @app.workflow(session=lambda n: "browser")
+    async def flow(n: int) -> int:
+        return n
+
+    async with play(app) as sandbox:
+        await (await flow.start(1)).result()
+        await slow.start()
+        await gate.reached()
+        stopping = asyncio.ensure_future(sandbox.worker.stop(grace=30))
+        async with asyncio.timeout(20), app.worker(lease=1000, sessions=1):
+            assert await (await flow.start(2)).result() == 2
+            assert not stopping.done()
+            gate.open()
+            await stopping
 
 
 async def test_a_worker_without_sessions_takes_no_run_of_one(play: Play) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from msgspec.structs import replace as changed
 
 from perdure import App, current_run, step, wait_signal
 from perdure.clock import moment
-from perdure.errors import ScheduleNotFound
+from perdure.errors import InvalidInput, ScheduleNotFound
 from perdure.testing import VirtualClock
 
 from .conftest import Play
@@ -231,3 +232,54 @@ async def test_jitter_puts_each_run_off_by_a_fixed_amount(play: Play) -> None:
         await sandbox.advance(hours=5)
     assert len(times) == 5 and len({(time.minute, time.second) for time in times}) > 2
     assert all(time.minute < 10 for time in times)
+
+
+async def test_schedules_that_cant_be_read_are_shown_and_keep_nobody_from_firing(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, times = reporting(every=timedelta(minutes=1), name="good")
+    async with play(app, at(2030, 1, 1)) as sandbox:
+        store = sandbox.worker.runtime.store
+        [good] = await store.schedules()
+        for n in range(25):
+            bad = changed(good.schedule, name=f"bad{n}", every=None, cron="* * * * *", tz="No/Where")
+            await store.put_schedule(bad, app.clock.now() + 1, declared=False)
+        await sandbox.advance(minutes=5)
+        assert len(times) == 5
+        listed = {status.name: status for status in await app.schedules.list()}
+        assert listed["good"].broken is None and len(listed["good"].upcoming) == 5
+        assert "No/Where" in (listed["bad7"].broken or "") and listed["bad7"].upcoming == []
+        await app.schedules.remove("bad7")
+    said = [record for record in caplog.records if "can't be read" in record.getMessage()]
+    assert len(said) == 25
+
+
+async def test_a_single_time_that_has_passed_is_refused_or_warned_of(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, times = reporting(at=datetime(2029, 1, 1, tzinfo=UTC), name="late")
+    async with play(app, at(2030, 1, 1)) as sandbox:
+        assert "late does not fire" in caplog.text
+        with pytest.raises(InvalidInput, match="has passed"):
+            await app.schedules.add("once", app.find("report"), at=datetime(2029, 12, 31, tzinfo=UTC))
+        await sandbox.advance(days=1)
+        assert times == []
+        assert [status.name for status in await app.schedules.list()] == ["late"]
+
+
+async def test_a_single_time_that_fired_is_not_warned_of(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    app, times = reporting(at=datetime(2030, 1, 2, tzinfo=UTC), name="once")
+    async with play(app, at(2030, 1, 1)) as sandbox:
+        await sandbox.advance(days=3)
+        await replay(sandbox)
+        assert len(times) == 1 and "does not fire" not in caplog.text
+
+
+async def test_a_single_time_that_passed_during_a_pause_is_left_out(play: Play) -> None:
+    app, times = reporting(at=datetime(2030, 1, 2, tzinfo=UTC), name="once")
+    async with play(app, at(2030, 1, 1)) as sandbox:
+        await app.schedules.pause("once")
+        await sandbox.advance(days=3)
+        assert (await app.schedules.resume("once")).upcoming == []
+        await sandbox.advance(days=3)
+        assert times == []

@@ -122,7 +122,7 @@ def test_due_timers_and_deadlines_use_their_indexes(tmp_path: Path) -> None:
 
 def test_heads_and_replies_scan_no_runs(tmp_path: Path) -> None:
     head = plan_of("exchange", "head", {"tokens": "[]", "worker": 1, "now": 1}, tmp_path)
-    params: dict[str, object] = {"worker": 1, "first": 1, "last": 2, "page": 3, "now": 1, "due": 1}
+    params: dict[str, object] = {"worker": 1, "first": 1, "last": 2, "page": 3, "now": 1, "due": 1, "skips": "[]"}
     reply = plan_of("exchange", "reply", params, tmp_path)
     for line in (head + "\n" + reply).splitlines():
         assert not line.startswith("SCAN run") or "USING" in line
@@ -139,6 +139,16 @@ def test_what_is_pruned_is_walked_in_the_order_of_finishing(tmp_path: Path) -> N
     plan = plan_of("retention", "ended", {"lane": 1, "state": "failed"}, tmp_path)
     assert plan == "SEARCH run USING INDEX run_prunable (lane=? AND state=?)"
     assert "SEARCH run USING INTEGER PRIMARY KEY" in plan_of("retention", "prune", {"ended": "[]"}, tmp_path)
+
+
+def test_what_keeps_runs_from_being_pruned_is_found_by_its_index(tmp_path: Path) -> None:
+    keepers = plan_of("retention", "keepers", {"limit": 1}, tmp_path)
+    assert "run_kept (kept>?)" in keepers
+    assert "batch_empty (empty_since<?)" in plan_of("retention", "empty", {"before": 1, "limit": 1}, tmp_path)
+
+
+def test_the_live_runs_of_a_schedule_are_found_by_their_index(tmp_path: Path) -> None:
+    assert plan_of("schedule", "live", {"name": "s"}, tmp_path).count("run_schedule (schedule=?)") == 1
 
 
 def test_lists_walk_their_index_in_order(tmp_path: Path) -> None:

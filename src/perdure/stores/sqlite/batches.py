@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from perdure.errors import InvalidInput
+from perdure.errors import InvalidInput, batch_conflict, id_conflict
 from perdure.model import BatchRecord, Start, Started, Wait, WaitFor
 from perdure.stores.sqlite.control import find_run
 from perdure.stores.sqlite.enqueue import enqueue, known
@@ -22,17 +22,33 @@ _Batches = msgspec.json.Decoder(list[BatchRecord])
 
 
 def open_batch(transaction: Transaction, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
-    """Makes all runs of a batch and its callback, which waits for them. One that is there is left as it is."""
-    if transaction.first(_SQL["open"], {"batch": batch}) is not None:
-        return known(transaction, starts)
-    transaction.change(_SQL["begin"], {"batch": batch, "callback": callback and callback.id})
+    """Makes all runs of a batch and its callback, which waits for them. One that is there is left as it is; raises
+    `IdConflict`, and makes nothing, if it is another one."""
+    found = transaction.first(_SQL["open"], {"batch": batch})
+    if found is not None:
+        items, called_back = found
+        if items != len(starts):
+            raise batch_conflict(batch, f"with {items} runs, not {len(starts)}")
+        if called_back != (callback and callback.id):
+            raise batch_conflict(batch, "with another callback" if called_back else "without a callback")
+        return _all_the_same(known(transaction, starts))
+    begun = {"batch": batch, "items": len(starts), "callback": callback and callback.id, "now": transaction.now}
+    transaction.change(_SQL["begin"], begun)
     started: list[Started] = []
     for first in range(0, len(starts), CHUNK):
         chunk = [replace(start, batch=batch) for start in starts[first : first + CHUNK]]
         started += enqueue(transaction, chunk)
     if callback is not None:
-        enqueue(transaction, [callback], behind=Wait(key=f"batch:{batch}", what=WaitFor.BATCH, target=batch))
+        behind = Wait(key=f"batch:{batch}", what=WaitFor.BATCH, target=batch)
+        _all_the_same(enqueue(transaction, [callback], behind=behind))
         transaction.change(_SQL["complete"], {"batch": batch})
+    return _all_the_same(started)
+
+
+def _all_the_same(started: list[Started]) -> list[Started]:
+    for each in started:
+        if not each.same:
+            raise id_conflict(each.id, "a run of this batch")
     return started
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from perdure.model import Millis, ScheduleRecord, Started
+from perdure.model import Millis, Started
 from perdure.stores.base import PAGE, Cancelling, Claim, Exchange, Exchanged, Existed, Save, Seen, Settle, Topic
 from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, sessions_wanted, token_range
 from perdure.stores.sqlite.control import expire
 from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.schedules import fire
+from perdure.stores.sqlite.schedules import fire, read_schedules
 from perdure.stores.sqlite.settle import carry_out, plan
 from perdure.stores.sqlite.sql import encode, load
 
@@ -32,7 +32,6 @@ _Named = msgspec.json.Decoder(tuple[list[tuple[int, int]], int | None])
 _Cancelled = msgspec.json.Decoder(list[tuple[int, Cancelling]])
 _Claims = msgspec.json.Decoder(list[Claim])
 _Numbers = msgspec.json.Decoder(list[int])
-_Due = msgspec.json.Decoder(list[ScheduleRecord])
 _Ties = msgspec.json.Decoder(list[tuple[int, str, str, str]])
 _Seen = msgspec.json.Decoder(list[Seen])
 
@@ -77,7 +76,7 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     if not silent(exchange):
         return None
     head = _head(transaction, exchange)
-    if head.due:
+    if head.due or _gives_up(exchange, head):
         return None
     if _brief(exchange, head):
         return _brief_reply(transaction, exchange, head)
@@ -99,6 +98,8 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
         ready |= _fire(transaction, exchange)
         promoted, more = _take_up(transaction, head)
         ready |= promoted
+        if _gives_up(exchange, head):
+            ready |= transaction.change(_SQL["give_up"], {"worker": exchange.worker}) > 0
         strict = _strict(transaction, exchange, head)
         # While there are more runs whose time is over, a claim might bring one of them: they come first.
         if exchange.slots > 0 and not (head.deadlines_due and more):
@@ -121,11 +122,16 @@ def _strict(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
     return head.known and (head.limited or (head.sessions > 0 and sessions_wanted(transaction, exchange.worker)))
 
 
+def _gives_up(exchange: Exchange, head: _Head) -> bool:
+    """Whether sessions of which nothing runs are to be given up."""
+    return exchange.draining and head.sessions > 0
+
+
 def _brief(exchange: Exchange, head: _Head) -> bool:
     """Whether the exchange makes nothing ready and claims nothing, so that `head` still tells all when it is done."""
     return (
         head.known
-        and not (head.due or head.news)
+        and not (head.due or head.news or _gives_up(exchange, head))
         and (not head.ready or (exchange.slots <= 0 and not head.limited and not (head.sessions and head.wanted)))
         and not (exchange.settles or exchange.fires or exchange.repeated)
         and not any(save.starts for save in exchange.saves)
@@ -139,9 +145,15 @@ def _brief_reply(transaction: Transaction, exchange: Exchange, head: _Head) -> E
 
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:
     refs = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
-    tokens = [(ref, token) for token, ref in refs.items()]
+    tokens = list({*exchange.owned, *((ref, token) for token, ref in refs.items())})
     now, named, timer, deadline, slot, idle_until, sessions, wanted, limited, ready, news = transaction.row(
-        _SQL["head"], {"tokens": encode(tokens), "worker": exchange.worker, "now": transaction.known_now}
+        _SQL["head"],
+        {
+            "tokens": encode(tokens),
+            "worker": exchange.worker,
+            "skips": encode(exchange.skips),
+            "now": transaction.known_now,
+        },
     )
     transaction.known_now = now
     flags, grouped = _Named.decode(named)
@@ -310,6 +322,7 @@ def _reply(
             "page": PAGE,
             "now": now,
             "due": DUE_SCHEDULES,
+            "skips": encode(exchange.skips),
         },
     )
     return Exchanged(
@@ -320,7 +333,7 @@ def _reply(
         seen=_watch(transaction, exchange, head),
         next_at=_first(timer, deadline, slot, left_over.next_at if left_over else None),
         more=left_over.more if left_over else bool(more),
-        due=_Due.decode(due),
+        due=read_schedules(due),
     ), bool(left)
 
 

@@ -13,7 +13,7 @@ from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import load
 
 _SQL = load("queues")
-_HELD = ("group", "group paused", "session", "rate")
+_HELD = ("paused", "group", "group paused", "session", "rate")
 _MINUTE = 60_000
 
 

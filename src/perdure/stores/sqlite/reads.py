@@ -18,6 +18,7 @@ _AHEAD = 1000
 _Records = msgspec.json.Decoder(list[RunRecord])
 _Checkpoints = msgspec.json.Decoder(list[Checkpoint])
 _Arrived = msgspec.json.Decoder(list[Arrived])
+_Ids = msgspec.json.Decoder(list[str])
 _Ended = msgspec.json.Decoder(list[Ended])
 _Counts = msgspec.json.Decoder(list[Count])
 _Workers = msgspec.json.Decoder(list[WorkerRecord])
@@ -38,6 +39,11 @@ def list_runs(transaction: Transaction, query: RunQuery) -> list[RunRecord]:
 def ended(transaction: Transaction, run_ids: Sequence[str]) -> list[Ended]:
     """The outcomes of those of the runs that have ended."""
     return _Ended.decode(transaction.row(_SQL["ended"], {"ids": encode(run_ids)})[0])
+
+
+def missing(transaction: Transaction, run_ids: Sequence[str]) -> list[str]:
+    """Those of the ids that no run has."""
+    return _Ids.decode(transaction.row(_SQL["missing"], {"ids": encode(run_ids)})[0])
 
 
 def history(transaction: Transaction, run_id: str, after: int, limit: int) -> list[Checkpoint]:

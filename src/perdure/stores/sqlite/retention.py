@@ -17,8 +17,12 @@ from perdure.stores.sqlite.control import end, find_run
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
 
+PRUNE_ROWS = 10_000
+"""The most checkpoints and signals that one transaction removes with their runs, unless it is one run."""
+
 _SQL = load("retention")
 _Ids = msgspec.json.Decoder(list[str])
+_Sizes = msgspec.json.Decoder(list[int])
 _Lanes = msgspec.json.Decoder(list[tuple[int, str, dict[State, int], dict[State, int]]])
 _Family = msgspec.json.Decoder(list[tuple[int, int]])
 
@@ -31,10 +35,33 @@ class Ending(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What is to be pruned, and the parents that ended since some of their children were passed over."""
+    """What is to be pruned, and the parents and batches that ended since some of their runs were passed over."""
 
-    parents: list[str]
+    keepers: list[str]
     endings: list[Ending]
+    sizes: list[int]
+    """How many rows are kept of each."""
+    empty: list[str]
+    """Batches that have nothing that would take them along."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is nothing to be done."""
+        return not (self.keepers or self.endings or self.empty)
+
+    def parts(self) -> Iterator[Due]:
+        """What one transaction takes at a time: so many rows, but always one run."""
+        first, rows = 0, 0
+        for number, size in enumerate(self.sizes):
+            if rows + size > PRUNE_ROWS and number > first:
+                yield self._part(first, number)
+                first, rows = number, 0
+            rows += size
+        yield self._part(first, len(self.sizes))
+
+    def _part(self, first: int, end: int) -> Due:
+        endings, sizes = self.endings[first:end], self.sizes[first:end]
+        return Due([], endings, sizes, []) if first else Due(self.keepers, endings, sizes, self.empty)
 
 
 class Held(NamedTuple):
@@ -46,9 +73,20 @@ class Held(NamedTuple):
 
 def due(transaction: Transaction, policies: Sequence[Retention], limit: int) -> Due:
     """What policies let go, oldest end first, at most `limit`. Reads only, and little more than it returns."""
-    parents = _Ids.decode(transaction.row(_SQL["parents"], {"limit": limit})[0])
+    keepers = _Ids.decode(transaction.row(_SQL["keepers"], {"limit": limit})[0])
     walks = [_let_go(transaction, policy, held) for policy, held in _apply(transaction, policies)]
-    return Due(parents, list(islice(heapq.merge(*walks), limit)))
+    endings = list(islice(heapq.merge(*walks), limit))
+    sizes = _Sizes.decode(transaction.row(_SQL["sizes"], {"runs": encode([ending.seq for ending in endings])})[0])
+    return Due(keepers, endings, sizes, _empty(transaction, policies, limit))
+
+
+def _empty(transaction: Transaction, policies: Sequence[Retention], limit: int) -> list[str]:
+    """Batches without runs, which go when what succeeded does, of no workflow in particular."""
+    policy = choose(policies, "", State.SUCCEEDED)
+    if policy is None or policy.age is None:
+        return []
+    before = transaction.now - policy.age
+    return _Ids.decode(transaction.row(_SQL["empty"], {"before": before, "limit": limit})[0])
 
 
 def choose(policies: Sequence[Retention], workflow: str, state: State) -> Retention | None:
@@ -85,14 +123,16 @@ def _let_go(transaction: Transaction, policy: Retention, held: Held) -> Iterator
 
 
 def prune(transaction: Transaction, due: Due) -> tuple[int, bool]:
-    """Removes those of the runs that still are as they were when they were found, but for those whose parent lives:
-    these are not found again before their parent has ended.
+    """Removes those of the runs that still are as they were when they were found, but for those whose parent or batch
+    lives: these are not found again before that has ended.
 
     Returns how many were removed, and whether there may be others in their place.
     """
     changed = 0
-    if due.parents:
-        changed += transaction.change(_SQL["let_go"], {"parents": encode(due.parents)})
+    if due.keepers:
+        changed += transaction.change(_SQL["let_go"], {"keepers": encode(due.keepers)})
+    if due.empty:
+        changed += transaction.change(_SQL["drop_empty"], {"batches": encode(due.empty)})
     changed += transaction.change(_SQL["pass_over"], {"runs": encode([ending.seq for ending in due.endings])})
     removed = transaction.change(_SQL["prune"], {"ended": encode(due.endings)})
     return removed, changed + removed > 0

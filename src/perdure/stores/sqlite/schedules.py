@@ -15,7 +15,44 @@ from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("schedule")
-_Records = msgspec.json.Decoder(list[ScheduleRecord])
+
+
+class _Row(msgspec.Struct):
+    name: str
+    spec: msgspec.Raw
+    paused: bool
+    next_slot: Millis | None
+    last_slot: Millis | None
+    last_run: str | None
+    declared: bool
+
+
+_Rows = msgspec.json.Decoder(list[_Row])
+_Spec = msgspec.json.Decoder(Schedule)
+_Ids = msgspec.json.Decoder(list[str])
+
+
+def read_schedules(rows: str) -> list[ScheduleRecord]:
+    """Schedules as they are kept. One that newer code has put there, and that can't be read, is told of as broken: it
+    must not take the others with it."""
+    return [_record(row) for row in _Rows.decode(rows)]
+
+
+def _record(row: _Row) -> ScheduleRecord:
+    broken = None
+    try:
+        schedule = _Spec.decode(row.spec)
+    except msgspec.ValidationError as error:
+        schedule, broken = Schedule(name=row.name, start=Start("", "", "", "null")), str(error)
+    return ScheduleRecord(
+        schedule=schedule,
+        paused=row.paused,
+        next_slot=row.next_slot,
+        last_slot=row.last_slot,
+        last_run=row.last_run,
+        declared=row.declared,
+        broken=broken,
+    )
 
 
 def put(transaction: Transaction, schedule: Schedule, next_slot: Millis | None, *, declared: bool) -> ScheduleRecord:
@@ -37,12 +74,18 @@ def put(transaction: Transaction, schedule: Schedule, next_slot: Millis | None, 
 
 def listed(transaction: Transaction) -> list[ScheduleRecord]:
     """All schedules, by name."""
-    return _Records.decode(transaction.row(_SQL["all"], {"name": None})[0])
+    return read_schedules(transaction.row(_SQL["all"], {"name": None})[0])
 
 
-def pause(transaction: Transaction, name: str, *, paused: bool, next_slot: Millis | None) -> ScheduleRecord:
-    """Keeps a schedule from firing, or lets it go on."""
-    transaction.change(_SQL["pause"], {"name": name, "paused": paused, "next_slot": None if paused else next_slot})
+def pause(transaction: Transaction, name: str) -> ScheduleRecord:
+    """Keeps a schedule from firing."""
+    transaction.change(_SQL["pause"], {"name": name})
+    return _one(transaction, name)
+
+
+def resume(transaction: Transaction, name: str, next_slot: Millis | None) -> ScheduleRecord:
+    """Lets a schedule go on that is paused."""
+    transaction.change(_SQL["resume"], {"name": name, "next_slot": next_slot})
     transaction.tell.add(Topic.WORK)
     return _one(transaction, name)
 
@@ -60,16 +103,12 @@ def fire(transaction: Transaction, fires: Sequence[Fire]) -> bool:
     """
     moved = False
     for each in fires:
-        found = transaction.first(_SQL["stands"], {"name": each.name, "slot": each.slot})
-        if found is None:
+        if transaction.first(_SQL["stands"], {"name": each.name, "slot": each.slot}) is None:
             continue
         moved = True
-        earlier, live = found
         made: str | None = None
         for start in each.starts:
-            run_id = _begin(transaction, each, start, earlier if live else None)
-            if run_id is not None:
-                made, earlier, live = run_id, run_id, True
+            made = _begin(transaction, each, start) or made
         transaction.change(
             _SQL["move_on"],
             {
@@ -82,21 +121,26 @@ def fire(transaction: Transaction, fires: Sequence[Fire]) -> bool:
     return moved
 
 
-def _begin(transaction: Transaction, fire: Fire, start: Start, earlier: str | None) -> str | None:
-    """Makes the run of a slot; None when the earlier one, which has not ended, keeps it from being made."""
+def _begin(transaction: Transaction, fire: Fire, start: Start) -> str | None:
+    """Makes the run of a slot; None when earlier ones, which have not ended, keep it from being made."""
     behind = None
-    if earlier is not None and earlier != start.id:
-        if fire.overlap is Overlap.SKIP:
+    if fire.overlap is not Overlap.ALLOW:
+        live = _Ids.decode(transaction.row(_SQL["live"], {"name": fire.name})[0])
+        earlier = [run_id for run_id in live if run_id != start.id]
+        if earlier and fire.overlap is Overlap.SKIP:
             return None
         if fire.overlap is Overlap.CANCEL:
-            cancel(transaction, earlier, f"the next run of schedule {fire.name} began", children=True)
-        elif fire.overlap is Overlap.QUEUE:
-            behind = Wait(key=f"schedule:{fire.name}", what=WaitFor.RUN, target=earlier)
-    return enqueue(transaction, [start], behind=behind)[0].id
+            for run_id in earlier:
+                cancel(transaction, run_id, f"the next run of schedule {fire.name} began", children=True)
+        elif earlier:
+            behind = Wait(key=f"schedule:{fire.name}", what=WaitFor.SCHEDULE, target=fire.name)
+    made = enqueue(transaction, [start], behind=behind)[0].id
+    transaction.change(_SQL["mark"], {"name": fire.name, "id": made})
+    return made
 
 
 def _one(transaction: Transaction, name: str) -> ScheduleRecord:
-    found = _Records.decode(transaction.row(_SQL["all"], {"name": name})[0])
+    found = read_schedules(transaction.row(_SQL["all"], {"name": name})[0])
     if not found:
         raise _missing(name)
     return found[0]

@@ -174,6 +174,9 @@ class SqliteStore:
     async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
         return await self._read(lambda tx: reads.ended(tx, run_ids))
 
+    async def missing(self, run_ids: Sequence[str]) -> list[str]:
+        return await self._read(lambda tx: reads.missing(tx, run_ids))
+
     async def history(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Checkpoint]:
         return await self._read(lambda tx: reads.history(tx, run_id, after, limit))
 
@@ -243,10 +246,11 @@ class SqliteStore:
     async def schedules(self) -> list[ScheduleRecord]:
         return await self._read(schedules.listed)
 
-    async def pause_schedule(
-        self, name: str, *, paused: bool = True, next_slot: Millis | None = None
-    ) -> ScheduleRecord:
-        return await self._write(lambda tx: schedules.pause(tx, name, paused=paused, next_slot=next_slot))
+    async def pause_schedule(self, name: str) -> ScheduleRecord:
+        return await self._write(lambda tx: schedules.pause(tx, name))
+
+    async def resume_schedule(self, name: str, next_slot: Millis | None) -> ScheduleRecord:
+        return await self._write(lambda tx: schedules.resume(tx, name, next_slot))
 
     async def remove_schedule(self, name: str) -> None:
         return await self._write(lambda tx: schedules.remove(tx, name))
@@ -257,10 +261,13 @@ class SqliteStore:
         while more and removed < limit:
             # What is to go is looked for without the lock that all writers share.
             due = await self._read(lambda tx, left=limit - removed: retention.due(tx, policies, left))
-            if not due.parents and not due.endings:
+            if due.nothing:
                 break
-            gone, more = await self._write(lambda tx, due=due: retention.prune(tx, due))
-            removed += gone
+            more = False
+            for part in due.parts():
+                gone, changed = await self._write(lambda tx, part=part: retention.prune(tx, part))
+                removed += gone
+                more |= changed
         return removed
 
     # --- workers

@@ -48,8 +48,10 @@ CREATE TABLE run (
     session INTEGER,
     seat INTEGER,                         -- in its session: 0 is held otherwise, 1 is ready, 2 is in the line, 3 runs
     finish INTEGER,                       -- the order of finishing
-    kept INTEGER,                         -- 1 when its parent lived when it was to be pruned
+    kept TEXT,                            -- what lived when it was to be pruned: 'run:' and its parent's id, or
+                                          -- 'batch:' and its batch's
     batch TEXT,
+    schedule TEXT,                        -- that made it
     unique_key TEXT,
     debounced INTEGER                     -- 1 when it gives its key up as soon as it begins
 );
@@ -65,8 +67,10 @@ CREATE INDEX run_away ON run (lane, state) WHERE state IN ('scheduled', 'waiting
 CREATE INDEX run_child ON run (parent) WHERE parent IS NOT NULL;
 CREATE INDEX run_failed ON run (state) WHERE state = 'failed';
 CREATE INDEX run_prunable ON run (lane, state, finish, finished_at) WHERE finished_at IS NOT NULL AND kept IS NULL;
-CREATE INDEX run_kept ON run (parent) WHERE kept IS NOT NULL;
+CREATE INDEX run_kept ON run (kept, lane, state) WHERE kept IS NOT NULL AND finished_at IS NOT NULL;
 CREATE INDEX run_batch ON run (batch) WHERE batch IS NOT NULL;
+-- The live runs of a schedule, in order.
+CREATE INDEX run_schedule ON run (schedule) WHERE schedule IS NOT NULL AND finished_at IS NULL;
 -- The live runs of a key come first: those have no end.
 CREATE INDEX run_unique ON run (unique_key, finished_at) WHERE unique_key IS NOT NULL;
 
@@ -166,12 +170,15 @@ CREATE INDEX label_value ON label (key, value, run);
 -- Runs that end together. Its runs bear its id; `callback` is the run that is parked until all of them have ended.
 CREATE TABLE batch (
     id TEXT PRIMARY KEY,
+    items INTEGER NOT NULL DEFAULT 0,     -- that it was opened with; those whose runs were there are not of it
     total INTEGER NOT NULL DEFAULT 0,
     succeeded INTEGER NOT NULL DEFAULT 0,
     failed INTEGER NOT NULL DEFAULT 0,
     cancelled INTEGER NOT NULL DEFAULT 0,
-    callback TEXT
+    callback TEXT,
+    empty_since INTEGER                   -- when it was opened with nothing, so that no run takes it along
 ) WITHOUT ROWID;
+CREATE INDEX batch_empty ON batch (empty_since) WHERE empty_since IS NOT NULL;
 CREATE INDEX batch_callback ON batch (callback) WHERE callback IS NOT NULL;
 
 CREATE TRIGGER batch_counts AFTER UPDATE OF finished_at ON run
@@ -198,6 +205,19 @@ CREATE TABLE schedule (
     last_slot INTEGER,
     last_run TEXT
 ) WITHOUT ROWID;
+-- Of a schedule whose runs queue, the first live one does not wait for the others.
+CREATE TRIGGER schedule_goes_on AFTER UPDATE OF finished_at ON run
+WHEN new.schedule IS NOT NULL AND new.finished_at IS NOT NULL AND old.finished_at IS NULL
+BEGIN
+    UPDATE run SET state = 'queued', wake_at = NULL
+    WHERE seq = (
+        SELECT r.seq FROM run AS r INDEXED BY run_schedule
+        WHERE r.schedule = new.schedule AND r.finished_at IS NULL ORDER BY r.seq LIMIT 1
+    )
+        AND state = 'waiting'
+        AND EXISTS (SELECT 1 FROM wait AS w WHERE w.run = run.seq AND w.what = 'schedule');
+END;
+
 CREATE INDEX schedule_last ON schedule (last_run) WHERE last_run IS NOT NULL;
 CREATE INDEX schedule_next ON schedule (next_slot) WHERE next_slot IS NOT NULL AND paused = 0;
 
@@ -486,7 +506,9 @@ BEGIN
     );
     UPDATE session SET
         idle_until = CASE
-            WHEN EXISTS (SELECT 1 FROM run AS r INDEXED BY run_seat WHERE r.session = new.session AND r.seat IS NOT NULL) THEN NULL
+            WHEN EXISTS (
+                SELECT 1 FROM run AS r INDEXED BY run_seat WHERE r.session = new.session AND r.seat IS NOT NULL
+            ) THEN NULL
             ELSE coalesce(idle_until, 0)
         END
     WHERE id = new.session AND owner IS NOT NULL;
@@ -518,7 +540,9 @@ BEGIN
     WHERE id = old.session
         AND owner IS NOT NULL
         AND idle_until IS NULL
-        AND NOT EXISTS (SELECT 1 FROM run AS r INDEXED BY run_seat WHERE r.session = old.session AND r.seat IS NOT NULL);
+        AND NOT EXISTS (
+            SELECT 1 FROM run AS r INDEXED BY run_seat WHERE r.session = old.session AND r.seat IS NOT NULL
+        );
     DELETE FROM session
     WHERE id = old.session AND owner IS NULL AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = old.session);
 END;

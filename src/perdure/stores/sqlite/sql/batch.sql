@@ -1,12 +1,13 @@
 -- Batches and labels: what ties runs together. Only `batch` and `open` do not need the write lock.
 
 -- name: open
--- Whether a batch is there. Uses the primary key.
-SELECT 1 FROM batch WHERE id = :batch;
+-- With how many items a batch was opened that is there, and its callback. Uses the primary key.
+SELECT items, callback FROM batch WHERE id = :batch;
 
 -- name: begin
 -- Makes a batch. Uses the primary key.
-INSERT INTO batch (id, callback) VALUES (:batch, :callback);
+INSERT INTO batch (id, items, callback, empty_since)
+VALUES (:batch, :items, :callback, CASE WHEN :items = 0 AND :callback IS NULL THEN :now END);
 
 -- name: complete
 -- Queues the callback of a batch of which nothing is left to wait for. Uses primary keys.

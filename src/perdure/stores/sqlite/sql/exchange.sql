@@ -4,10 +4,10 @@
 -- name: head
 -- The store's time (or the one that is given), and what the rest of the exchange depends on: of the claims that are
 -- named, those with something to be minded (flags: 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a
--- parent, 32 has a session), and whether any has a group; the next times, and when the first session has been idle for long enough;
--- how many sessions the worker may own (NULL when it is not known), and whether a run is ready for it whose session
--- nobody owns; whether claims have to look at budgets; whether anything is ready for it; and whether it has to be told
--- of a cancellation or a schedule.
+-- parent, 32 has a session), and whether any has a group; the next times, and when the first session has been idle for
+-- long enough; how many sessions the worker may own (NULL when it is not known), and whether a run is ready for it whose
+-- session nobody owns; whether claims have to look at budgets; whether anything is ready for it; and whether it has to
+-- be told of a cancellation or a schedule.
 -- Reads by primary key; run_timer, run_deadline, schedule_next, session_idle, scope_budget, run_ready, run_cancelling
 -- for one entry.
 SELECT
@@ -56,7 +56,8 @@ SELECT
         SELECT 1 FROM run INDEXED BY run_cancelling
         WHERE worker = :worker AND state = 'running' AND cancelling IS NOT NULL
     ) OR EXISTS (
-        SELECT 1 FROM schedule INDEXED BY schedule_next WHERE next_slot <= t.now AND paused = 0
+        SELECT 1 FROM schedule INDEXED BY schedule_next
+        WHERE next_slot <= t.now AND paused = 0 AND name NOT IN (SELECT value FROM json_each(:skips))
     )
 FROM (
     SELECT coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)) AS now
@@ -172,14 +173,19 @@ WHERE run.seq = e.seq;
 UPDATE finish SET last = last + :number RETURNING last - :number;
 
 -- name: woken
--- Whether the end of one of the runs made a run ready that was parked for it, or may have completed a batch. Looks at
--- the runs only if there are such waits or batches at all. Uses wait_run and primary keys.
+-- Whether the end of one of the runs made a run ready that was parked for it, or may have completed a batch or let the
+-- next run of a schedule begin. Looks at the runs only if there are such waits, batches or schedules at all. Uses
+-- wait_run and primary keys.
 SELECT CASE
-    WHEN EXISTS (SELECT 1 FROM wait INDEXED BY wait_run WHERE what = 'run') OR EXISTS (SELECT 1 FROM batch) THEN EXISTS (
+    WHEN EXISTS (SELECT 1 FROM wait INDEXED BY wait_run WHERE what = 'run')
+        OR EXISTS (SELECT 1 FROM batch)
+        OR EXISTS (SELECT 1 FROM schedule)
+    THEN EXISTS (
         SELECT 1
         FROM json_each(:runs) AS e
         CROSS JOIN run AS r ON r.seq = e.value
         WHERE r.batch IS NOT NULL
+            OR r.schedule IS NOT NULL
             OR EXISTS (
                 SELECT 1
                 FROM wait AS w INDEXED BY wait_run CROSS JOIN run AS p ON p.seq = w.run
@@ -258,7 +264,7 @@ WHERE seq IN (SELECT value FROM json_each(:runs))
                 )
                 OR (
                     w.what = 'run'
-                    AND EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target AND t.finished_at IS NOT NULL)
+                    AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target AND t.finished_at IS NULL)
                 )
             )
     );
@@ -437,6 +443,12 @@ WHERE idle_until = 0;
 UPDATE session SET owner = NULL
 WHERE id IN (SELECT id FROM session WHERE idle_until > 0 AND idle_until <= :now ORDER BY idle_until LIMIT :limit);
 
+-- name: give_up
+-- Ends what a worker owns of sessions of which it runs nothing. Uses session_owned and run_seat.
+UPDATE session SET owner = NULL
+WHERE owner = :worker
+    AND NOT EXISTS (SELECT 1 FROM run AS r INDEXED BY run_seat WHERE r.session = session.id AND r.seat = 3);
+
 -- name: claimed
 -- How many runs the worker owns of a range of tokens, and the last of these tokens. Uses run_owned.
 SELECT count(*), max(token)
@@ -477,7 +489,8 @@ FROM (
         CASE
             WHEN w.what = 'run'
             THEN (SELECT t.seq FROM run AS t WHERE t.id = w.target AND t.finished_at IS NOT NULL)
-        END AS ended
+        END AS ended,
+        w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target) AS gone
     FROM (
         SELECT
             json_extract(value, '$[0]') AS seq,
@@ -489,11 +502,12 @@ FROM (
         FROM json_each(:watches)
     ) AS w
 ) AS found
-WHERE position IS NOT NULL OR ended IS NOT NULL OR at <= :now;
+WHERE position IS NOT NULL OR ended IS NOT NULL OR gone OR at <= :now;
 
 -- name: reply
 -- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals, one more
--- than a page where there are more; what ties some of them to others; owned runs to be cancelled; the next times; schedules that are due; whether more is ready for it, and whether anything is ready for anybody.
+-- than a page where there are more; what ties some of them to others; owned runs to be cancelled; the next times;
+-- schedules that are due; whether more is ready for it, and whether anything is ready for anybody.
 -- Uses run_owned, run_cancelling, run_timer, run_deadline, schedule_next, run_ready, and primary keys.
 SELECT
     (
@@ -586,13 +600,14 @@ SELECT
     (
         SELECT json_group_array(
             json_object(
-                'schedule', json(spec), 'paused', json('false'), 'next_slot', next_slot, 'last_slot', last_slot,
-                'last_run', last_run, 'declared', json(iif(declared, 'true', 'false'))
+                'name', name, 'spec', json(spec), 'paused', json('false'), 'next_slot', next_slot,
+                'last_slot', last_slot, 'last_run', last_run, 'declared', json(iif(declared, 'true', 'false'))
             )
         )
         FROM (
             SELECT * FROM schedule INDEXED BY schedule_next
-            WHERE next_slot <= :now AND paused = 0 ORDER BY next_slot LIMIT :due
+            WHERE next_slot <= :now AND paused = 0 AND name NOT IN (SELECT value FROM json_each(:skips))
+            ORDER BY next_slot LIMIT :due
         )
     ),
     EXISTS (

@@ -1,8 +1,10 @@
 -- What is in the queues. Reads only; no statement here walks runs that ended longer ago than a minute.
 
 -- name: report
--- One row for each queue, with what is live in it and what has ended lately. Walks run_ready, run_away, run_line,
--- run_over, run_holder and run_seat; halves run_prunable until it finds where the last minute begins.
+-- One row for each queue, with what is live in it and what has ended lately; what is ready in a lane that is paused is
+-- held. Counts by run_ready, the lanes, run_away, run_line, run_over, run_holder and run_seat; of what is ready it looks
+-- at the first run of each priority, skipping from one to the next; halves run_prunable until it finds where the last
+-- minute begins.
 WITH RECURSIVE
 span (lane, state, low, high) AS (
     -- Between `low` and `high` is, by the order of finishing, the first one that ended after :since.
@@ -34,9 +36,55 @@ span (lane, state, low, high) AS (
         ) THEN (p.low + p.high) / 2 ELSE p.high END
     FROM span AS p WHERE p.low < p.high
 ),
+head (lane, owner, priority) AS (
+    SELECT lane, owner, priority
+    FROM (
+        SELECT lane, owner, priority FROM run INDEXED BY run_ready
+        WHERE state = 'queued' AND held IS NULL ORDER BY lane, owner, priority LIMIT 1
+    )
+    UNION ALL
+    SELECT n.lane, n.owner, n.priority
+    FROM head AS h CROSS JOIN run AS n ON n.seq = coalesce(
+        (
+            SELECT r.seq FROM run AS r INDEXED BY run_ready
+            WHERE r.lane = h.lane AND r.owner = h.owner AND r.priority > h.priority
+                AND r.state = 'queued' AND r.held IS NULL
+            ORDER BY r.priority LIMIT 1
+        ),
+        (
+            SELECT r.seq FROM run AS r INDEXED BY run_ready
+            WHERE r.lane = h.lane AND r.owner > h.owner AND r.state = 'queued' AND r.held IS NULL
+            ORDER BY r.owner, r.priority LIMIT 1
+        ),
+        (
+            SELECT r.seq FROM run AS r INDEXED BY run_ready
+            WHERE r.lane > h.lane AND r.state = 'queued' AND r.held IS NULL
+            ORDER BY r.lane, r.owner, r.priority LIMIT 1
+        )
+    )
+),
+ready (lane, runs, oldest) AS (
+    SELECT
+        c.lane, c.runs,
+        (
+            SELECT min(
+                (
+                    SELECT r.created_at FROM run AS r INDEXED BY run_ready
+                    WHERE r.lane = h.lane AND r.owner = h.owner AND r.priority = h.priority
+                        AND r.state = 'queued' AND r.held IS NULL
+                    ORDER BY r.place, r.seq LIMIT 1
+                )
+            )
+            FROM head AS h WHERE h.lane = c.lane
+        )
+    FROM (
+        SELECT lane, count(*) AS runs FROM run INDEXED BY run_ready
+        WHERE state = 'queued' AND held IS NULL GROUP BY lane
+    ) AS c
+),
 found (lane, what, runs, oldest) AS (
-    SELECT lane, 'ready', count(*), min(created_at)
-    FROM run INDEXED BY run_ready WHERE state = 'queued' AND held IS NULL GROUP BY lane
+    SELECT r.lane, iif(l.paused, 'paused', 'ready'), r.runs, iif(l.paused, NULL, r.oldest)
+    FROM ready AS r CROSS JOIN lane AS l ON l.id = r.lane
     UNION ALL
     SELECT id, 'running', running, NULL FROM lane WHERE running > 0
     UNION ALL

@@ -5,7 +5,7 @@
 SELECT CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER);
 
 -- name: records
--- Runs by their numbers. Uses primary keys.
+-- Runs by their numbers. Uses primary keys, and run_schedule for the first run that keeps one of its schedule waiting.
 SELECT json_group_array(
     json_object(
         'id', r.id,
@@ -27,7 +27,20 @@ SELECT json_group_array(
         'held', r.held,
         'body', CASE WHEN r.state NOT IN ('running', 'waiting') THEN o.body END,
         'waits', (
-            SELECT json_group_array(json_object('key', w.key, 'what', w.what, 'target', w.target, 'at', w.at))
+            SELECT json_group_array(
+                json_object(
+                    'key', w.key,
+                    'what', w.what,
+                    'target', CASE
+                        WHEN w.what = 'schedule' THEN (
+                            SELECT s.id FROM run AS s INDEXED BY run_schedule
+                            WHERE s.schedule = w.target AND s.finished_at IS NULL ORDER BY s.seq LIMIT 1
+                        )
+                        ELSE w.target
+                    END,
+                    'at', w.at
+                )
+            )
             FROM wait AS w WHERE w.run = r.seq AND r.state = 'waiting'
         ),
         'position', r.seq,
@@ -58,6 +71,12 @@ FROM json_each(:ids) AS e
 CROSS JOIN run AS r ON r.id = e.value
 LEFT JOIN outcome AS o ON o.run = r.seq
 WHERE r.finished_at IS NOT NULL;
+
+-- name: missing
+-- Of some ids, those that no run has. Uses the unique index of run ids.
+SELECT json_group_array(e.value)
+FROM json_each(:ids) AS e
+WHERE NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = e.value);
 
 -- name: history
 -- A page of a run's checkpoints. Walks the primary key of checkpoint.
@@ -102,7 +121,8 @@ FROM (
     CROSS JOIN lane AS own ON own.id = r.lane
     CROSS JOIN lane AS l ON l.queue = own.queue AND l.id IN (SELECT s.lane FROM worker_lane AS s)
     CROSS JOIN run AS q INDEXED BY run_ready
-        ON q.lane = l.id AND q.owner IN (0, r.owner) AND q.state = 'queued' AND q.held IS NULL AND (q.priority, q.place, q.seq) < (r.priority, r.place, r.seq)
+        ON q.lane = l.id AND q.owner IN (0, r.owner) AND q.state = 'queued' AND q.held IS NULL
+        AND (q.priority, q.place, q.seq) < (r.priority, r.place, r.seq)
     WHERE r.id = :id AND r.state = 'queued'
     LIMIT :limit
 );
@@ -153,7 +173,9 @@ SELECT json_group_array(
         'versions', (
             SELECT json_group_object(v.workflow, json(v.versions))
             FROM (
-                SELECT json_extract(value, '$[0]') AS workflow, json_group_array(json_extract(value, '$[1]')) AS versions
+                SELECT
+                    json_extract(value, '$[0]') AS workflow,
+                    json_group_array(json_extract(value, '$[1]')) AS versions
                 FROM json_each(w.versions) GROUP BY 1
             ) AS v
         ),

@@ -15,7 +15,9 @@ WITH asked AS MATERIALIZED (
         json_extract(value, '$[2]') AS since
     FROM json_each(:keys)
 )
-SELECT json_group_array(json_array(place, seq, id, json(iif(begun, 'true', 'false')), json(iif(holds, 'true', 'false'))))
+SELECT json_group_array(
+    json_array(place, seq, id, json(iif(begun, 'true', 'false')), json(iif(holds, 'true', 'false')))
+)
 FROM (
     SELECT
         a.place, r.seq, r.id, r.started_at IS NOT NULL AS begun, r.debounced IS NULL OR r.started_at IS NULL AS holds,
