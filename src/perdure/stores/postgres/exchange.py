@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -68,8 +68,9 @@ _Lanes = msgspec.json.Decoder(list[tuple[int, str, str, str]])
 class Desk:
     """Exchanges for the workers of this process. It knows by number which lanes they serve."""
 
-    def __init__(self, db: Session) -> None:
+    def __init__(self, db: Session, look_again: Callable[[], None]) -> None:
         self._db = db
+        self._look_again = look_again
         self._served: dict[int, tuple[int, list[int]]] = {}
         """By worker: the state of the lanes when it looked, and their numbers."""
         self._names: dict[int, tuple[str, str, str]] = {}
@@ -106,9 +107,13 @@ class Desk:
             found = _Lanes.decode(row["lanes"])
             self._names.update((number, (queue, workflow, version)) for number, queue, workflow, version in found)
             self._served[exchange.worker] = row["topology"], [number for number, *_ in found]
+        claims = self._claims(row)
+        if len(claims) < exchange.slots == len(exchange.settles):
+            # It was busy until now. Who started a run in this moment saw it busy, and did not call.
+            self._look_again()
         return Exchanged(
             now=row["now"],
-            claims=self._claims(row),
+            claims=claims,
             refused=sorted(row["refused"] or ()),
             cancelled=parse(_Cancelled, row["cancelled"]),
             seen=parse(_Seen, row["seen"]),

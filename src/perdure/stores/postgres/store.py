@@ -37,7 +37,7 @@ from perdure.stores.postgres.exchange import Desk
 from perdure.stores.postgres.keeper import LeaseKeeper
 from perdure.stores.postgres.pool import Connections
 from perdure.stores.postgres.session import Session, encode
-from perdure.stores.postgres.told import ToldSubscription
+from perdure.stores.postgres.told import ToldSubscription, WorkSubscription
 from perdure.stores.postgres.url import Location
 from perdure.stores.sqlite.schedules import read_schedules
 
@@ -49,7 +49,8 @@ class PostgresStore:
         self._location = location
         self._connections = Connections(location)
         self._db = Session(self._connections, location.schema, now)
-        self._desk = Desk(self._db)
+        self._work: set[WorkSubscription] = set()
+        self._desk = Desk(self._db, self._look_again)
 
     # --- lifecycle
 
@@ -76,13 +77,17 @@ class PostgresStore:
     async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
         subscription = await listen.subscribe(self._location, topic, wake)
         if topic is Topic.WORK:
-            return subscription
+            return WorkSubscription(subscription, wake, self._work)
         told = ToldSubscription(self._db, topic, subscription)
         await told.begin()
         return told
 
     async def now(self) -> Millis:
         return self._db.clock() or int(await self._db.get("now"))
+
+    def _look_again(self) -> None:
+        for subscription in self._work:
+            subscription.wake_soon()
 
     # --- clients
 

@@ -1,10 +1,11 @@
-"""Those who want to be told of ends or of progress say so in the store: without them nobody notifies."""
+"""Subscriptions. Those who want to be told of ends or of progress say so in the store: without them nobody notifies."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 
 from perdure.errors import StoreError
 from perdure.stores.base import Subscription, Topic
@@ -14,6 +15,37 @@ logger = logging.getLogger("perdure.store")
 
 _KEPT = 90_000
 """Milliseconds for which a word holds; it is renewed three times in between, so that one of a dead process ends."""
+
+
+_SOON = 0.01
+"""Seconds after which a worker looks again that was busy until now: longer than a start takes that saw it busy."""
+
+
+class WorkSubscription:
+    """A worker's. Starts do not call workers that are busy."""
+
+    def __init__(self, inner: Subscription, wake: Callable[[], None], among: set[WorkSubscription]) -> None:
+        self._inner = inner
+        self._wake = wake
+        self._among = among
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        among.add(self)
+
+    def wake_soon(self) -> None:
+        """Wakes the worker a little later, once. Only the loop of the subscriber does anything."""
+        if self._timer is None and asyncio.get_running_loop() is self._loop:
+            self._timer = self._loop.call_later(_SOON, self._ring)
+
+    async def close(self) -> None:
+        self._among.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._inner.close()
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._wake()
 
 
 class ToldSubscription:

@@ -119,6 +119,7 @@ BEGIN
     IF _gone.runs > 0 THEN
         PERFORM follow(_now, _gone.seqs, _gone.ties, _gone.groups, _gone.sessions);
         PERFORM tell('ended');
+        PERFORM tell('status');
         PERFORM tell_work(_gone.ties & 1 <> 0);
     END IF;
     RETURN _gone.runs;

@@ -696,7 +696,8 @@ BEGIN
             ORDER BY l.deadline LIMIT 1
         ) AS deadline,
         (SELECT s.idle_until FROM session AS s WHERE s.idle_until IS NOT NULL ORDER BY s.idle_until LIMIT 1) AS idle,
-        EXISTS (SELECT 1 FROM recheck) AS recheck
+        EXISTS (SELECT 1 FROM recheck) AS recheck,
+        (SELECT string_agg(DISTINCT left(l.topic, 1), '') FROM listener AS l WHERE l.until > clock_ms()) AS listeners
     INTO _head
     FROM worker AS w CROSS JOIN topology AS t WHERE w.id = _worker;
     IF NOT FOUND THEN
@@ -804,7 +805,6 @@ BEGIN
         ON CONFLICT (run) DO UPDATE SET body = excluded.body;
         GET DIAGNOSTICS _count = ROW_COUNT;
         _odd := _odd OR _count < cardinality(_tell_refs);
-        PERFORM tell('status');
     END IF;
 
     IF _end_refs IS NOT NULL THEN
@@ -845,18 +845,14 @@ BEGIN
         FROM removed AS r;
         _odd := _odd OR _kept.runs < cardinality(_end_refs);
         IF _kept.runs > 0 THEN
-            SELECT
-                EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run') AS waits,
-                EXISTS (SELECT 1 FROM listener AS l WHERE l.topic = 'ended' AND l.until > clock_ms()) AS listeners
-            INTO _next;
-            IF _next.waits OR _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL THEN
+            IF EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run') OR _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL THEN
                 _ready := follow(now, _kept.seqs, _kept.ties, _kept.groups, _kept.sessions) OR _ready;
             END IF;
             _ready := _ready OR _head.limited;
             IF _kept.ties & 1 <> 0 THEN
                 PERFORM tell_work(true);  -- A parent may be running, and watch for this.
             END IF;
-            IF _next.listeners THEN
+            IF _head.listeners LIKE '%e%' THEN
                 PERFORM pg_notify(channel(), 'e');
             END IF;
         END IF;
@@ -977,6 +973,11 @@ BEGIN
     IF _strict THEN
         more := more OR _outlook.more;
         next_at := least(next_at, _outlook.opens_at);
+    END IF;
+    IF _head.listeners LIKE '%s%' AND (
+        tokens IS NOT NULL OR _end_refs IS NOT NULL OR _move_refs IS NOT NULL OR _tell_refs IS NOT NULL
+    ) THEN
+        PERFORM pg_notify(channel(), 's');
     END IF;
     IF (_ready AND EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL))
         OR next_at < coalesce(least(_head.timer, _head.deadline), 9223372036854775807)

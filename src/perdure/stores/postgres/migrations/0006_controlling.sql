@@ -42,6 +42,9 @@ BEGIN
     ) THEN
         _woken := queue_up(_now, ARRAY[_run]);
     END IF;
+    IF _woken > 0 THEN
+        PERFORM tell('status');
+    END IF;
     IF _woken > 0 OR _state = 'running' THEN
         PERFORM tell_work(_state = 'running');
     END IF;
@@ -156,6 +159,7 @@ BEGIN
     IF _back.sessions IS NOT NULL THEN
         PERFORM reseat(_now, _back.sessions);
     END IF;
+    PERFORM tell('status');
     PERFORM tell_work();
     RETURN _back.runs;
 END $$;

@@ -107,6 +107,7 @@ BEGIN
     PERFORM forget(_now, _dead);
     PERFORM admit(_now, _moved.groups);
     PERFORM reseat(_now, _moved.sessions);
+    PERFORM tell('status');
     PERFORM tell_work();
     RETURN _moved.runs;
 END $$;
