@@ -384,7 +384,9 @@ class Reference:
             return True
         if wait.what == WaitFor.SIGNAL:
             return any(arrived.name == wait.target for arrived in run.signals)
-        return wait.what == WaitFor.RUN and self.runs[wait.target].shown.state.final
+        if wait.what != WaitFor.RUN:
+            return False
+        return wait.target not in self.runs or self.runs[wait.target].shown.state.final
 
     def _tick(self, idle: bool) -> None:
         """`idle`: whether there were sessions to be given up when the exchange began."""
@@ -459,6 +461,7 @@ class Reference:
             targets = [self.runs[target].shown for target in run.parked_for]
             outcomes = {each.id: Ended(each.id, each.state, each.body) for each in targets if each.state.final}
             assert {end.id: end for end in claim.ended} == outcomes
+            assert claim.missing == []
 
     # --- what must hold at any time
 
