@@ -70,8 +70,6 @@ class Run(Generic[R]):
         scope = workflow_scope(self._client, f"run {self.id}")
         if scope is None:
             return self._call(lambda: self._result(limit), "result")
-        if scope.execution.claim.id == self.id:
-            raise InvalidInput(f"run {self.id} would wait for its own end")
         child_key = self._child_key
         key = scope.key(f"result:{self.id}" if child_key is None else f"{child_key.removeprefix(scope.prefix)}.result")
         execution = scope.execution

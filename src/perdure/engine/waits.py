@@ -11,7 +11,7 @@ from msgspec import json
 from perdure.codec import Decoder
 from perdure.engine.execution import Execution
 from perdure.engine.history import through_outages
-from perdure.errors import PerdureError, RunCancelled, RunFailed, RunNotFound, SignalTimedOut, StepFailed
+from perdure.errors import InvalidInput, PerdureError, RunCancelled, RunFailed, RunNotFound, SignalTimedOut, StepFailed
 from perdure.failures import decode_failure, encode_failure, rebuild
 from perdure.model import Arrived, Checkpoint, Ended, Json, Kind, Millis, Outcome, Signal, Start, State, Wait, WaitFor
 
@@ -127,6 +127,9 @@ async def result_of(
     A child that did not succeed is marked in the checkpoint of its start (`child_key`) too: when this run is retried,
     a new child is started, as a failed step is run again.
     """
+    if run_id == execution.claim.id:
+        led = "" if child_key is None else ": it has itself the unique key of what it started"
+        raise InvalidInput(f"run {run_id} would wait for its own end{led}")
     saved = await execution.saved(key, Kind.RESULT)
     if saved is not None and saved.outcome is not Outcome.OPEN:
         await execution.replay(saved.saved_at, saved.position)

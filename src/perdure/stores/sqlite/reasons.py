@@ -13,7 +13,7 @@ from perdure.clock import moment
 from perdure.model import Millis, Rate, Scope, ScopeKind, State
 from perdure.stores.sqlite.claim import budgets
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("reasons")
 _UNITS = {1000: "s", 60_000: "min", 3_600_000: "h", 86_400_000: "d"}
@@ -27,11 +27,14 @@ class _Facts(Struct):
     held: str | None
     queue: str
     workflow: str
+    version: str
+    served: bool
     group: str
     most: int
     group_paused: bool
     slots: int
-    holder: str | None
+    holder: tuple[int, str] | None
+    """The first of the runs that have a slot of its group: number and id."""
     session: str
     owner: str | None
     seats: int
@@ -50,26 +53,42 @@ _Pauses = msgspec.json.Decoder(list[_Pause])
 
 def reasons(transaction: Transaction, numbers: str) -> dict[int, str]:
     """For those of the runs that something keeps from running: what it is. A free slot or a worker may lack besides."""
-    facts = _FactsList.decode(transaction.row(_SQL["facts"], {"runs": numbers})[0])
+    facts = _facts(transaction, numbers)
     if not facts:
         return {}
-    heads = [_head(each) for each in facts]
-    groups = msgspec.json.encode(sorted({each.group for each in facts if each.group})).decode()
+    # A run that waits for a slot is kept by what keeps the one that has it.
+    holding = {each.holder[0] for each in facts if each.held == "group" and each.holder is not None}
+    holders = _facts(transaction, encode(sorted(holding)))
+    heads = [_head(each) for each in (*facts, *holders)]
+    groups = encode(sorted({head.group for head in heads if head.group}))
     pauses = {
         Scope(pause.kind, pause.name): pause
         for pause in _Pauses.decode(transaction.row(_SQL["pauses"], {"groups": groups})[0])
     }
     left = budgets(transaction, heads)
-    found = {each.run: _reason(each, pauses, left, transaction.now) for each in facts}
+    now = transaction.now
+    blocked = {each.run: _reason(each, pauses, left, now) or _unserved(each) for each in holders}
+    found = {each.run: _reason(each, pauses, left, now, blocked) for each in facts}
     return {run: reason for run, reason in found.items() if reason is not None}
 
 
-def _reason(facts: _Facts, pauses: Mapping[Scope, _Pause], left: Mapping[Scope, Budget], now: Millis) -> str | None:
+def _facts(transaction: Transaction, numbers: str) -> list[_Facts]:
+    return _FactsList.decode(transaction.row(_SQL["facts"], {"runs": numbers, "now": transaction.now})[0])
+
+
+def _reason(
+    facts: _Facts,
+    pauses: Mapping[Scope, _Pause],
+    left: Mapping[Scope, Budget],
+    now: Millis,
+    blocked: Mapping[int, str | None] | None = None,
+) -> str | None:
+    """What keeps a run; `blocked` has what keeps those that it may have to wait for."""
     group = Scope(ScopeKind.GROUP, facts.group)
     if facts.held in ("group", "paused") and facts.group_paused:
         return _paused(group, pauses.get(group))
     if facts.held == "group":
-        return f"group {facts.group} is full ({facts.slots} of {facts.most}: run {facts.holder})"
+        return f"group {facts.group} is full ({facts.slots} of {facts.most}{_holder(facts, blocked or {})})"
     lane = scopes_of(facts.queue, facts.workflow)
     for scope in lane:
         if scope in pauses:
@@ -77,6 +96,21 @@ def _reason(facts: _Facts, pauses: Mapping[Scope, _Pause], left: Mapping[Scope, 
     if facts.held == "session":
         return f"its session waits: {facts.seats} runs of session {facts.session} come first"
     return _within(facts, [*lane, group], left, now)
+
+
+def _holder(facts: _Facts, blocked: Mapping[int, str | None]) -> str:
+    if facts.holder is None:
+        return ""
+    number, run_id = facts.holder
+    why = blocked.get(number)
+    return f": run {run_id}" if why is None else f": run {run_id}, which does not run: {why}"
+
+
+def _unserved(facts: _Facts) -> str | None:
+    if facts.served:
+        return None
+    version = f"version {facts.version} of " if facts.version else ""
+    return f"no live worker serves {version}workflow {facts.workflow} on queue {facts.queue}"
 
 
 def _within(facts: _Facts, scopes: list[Scope], left: Mapping[Scope, Budget], now: Millis) -> str | None:
