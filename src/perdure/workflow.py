@@ -150,6 +150,10 @@ class Workflow(Generic[P, R]):
         """The start that a call with these arguments would be."""
         return StartCall(self, StartOptions()).make_start(args, kwargs)
 
+    def make_recurring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+        """The start of a schedule with these arguments."""
+        return self.make_start(args, kwargs)
+
     def get(self, run_id: str) -> Run[R]:
         """A handle on a run of this workflow, typed by its result."""
         return self._app.handle(run_id, self)
@@ -292,6 +296,15 @@ class StartCall(Generic[P, R]):
             unique=self._unique(args, kwargs),
             labels=options.labels or {},
         )
+
+    def make_recurring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+        """The start of a schedule, which gives its runs their ids and times."""
+        given = [name for name in ("id", "at", "delay") if getattr(self._options, name) is not None]
+        if given:
+            raise InvalidInput(
+                f"a schedule gives its runs their ids and times: leave out {', '.join(f'{name}=' for name in given)}"
+            )
+        return self.make_start(args, kwargs)
 
     def _scope(self) -> Scope | None:
         return workflow_scope(self._workflow.app.client, f"workflow {self._workflow.name}")

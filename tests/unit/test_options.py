@@ -176,6 +176,7 @@ def test_schedules_that_can_not_be(app: App) -> None:
         ({"cron": "0 9 * * *", "overlap": "maybe"}, "overlap= is one of allow, skip, queue, cancel"),
         ({"at": datetime(2030, 1, 1)}, "has no time zone"),
         ({"cron": "0 9 * * *", "name": ""}, "a schedule is named"),
+        ({"cron": "0 9 * * *", "name": "n" * 171}, "a schedule is named by at most 170 characters"),
     ]
     for options, message in wrong:
         with pytest.raises(InvalidInput, match=message):
@@ -183,6 +184,27 @@ def test_schedules_that_can_not_be(app: App) -> None:
     with pytest.raises(DefinitionError, match=r"goes above @app\.workflow"):
         app.schedule("0 9 * * *")(cast(Any, len))
     assert app.schedules.declared == {}
+
+
+def test_what_a_schedule_starts_has_no_id_or_time_of_its_own(app: App) -> None:
+    @app.workflow
+    async def flow() -> None: ...
+
+    given: list[dict[str, Any]] = [{"id": "x"}, {"delay": 5}, {"at": datetime(2030, 1, 1, tzinfo=UTC)}]
+    for options in given:
+        with pytest.raises(InvalidInput, match=f"leave out {next(iter(options))}="):
+            app.schedules.add("s", flow.options(**options), every=60)
+    with pytest.raises(InvalidInput, match="starts a workflow of the app, not"):
+        app.schedules.add("s", cast(Any, len), every=60)
+
+
+def test_arguments_of_a_schedule_that_do_not_fit_name_it(app: App) -> None:
+    @app.schedule(every=60, name="nightly", args=("x",))
+    @app.workflow
+    async def flow(n: int) -> None: ...
+
+    with pytest.raises(DefinitionError, match="schedule 'nightly': "):
+        _ = app.schedules.declared
 
 
 def test_two_schedules_of_one_name(app: App) -> None:
