@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
@@ -16,7 +16,7 @@ from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
 from perdure.limits import LimitControl
 from perdure.model import Count, FailureCause, Missed, Overlap, QueueReport, Retention, RunQuery, State
-from perdure.options import check_key, check_name, check_priority, check_queue
+from perdure.options import check_flag, check_key, check_labels, check_name, check_priority, check_queue
 from perdure.rates import check_count, check_limit
 from perdure.retention import make_policy
 from perdure.retry import Retry, check_retry
@@ -150,10 +150,10 @@ class App:
             timeout=time_limit(timeout),
             max_crashes=check_count(max_crashes, "max_crashes"),
             version="" if version is None else check_name(version, "a version"),
-            accepts=tuple(check_name(one, "a version") for one in accepts),
+            accepts=_versions(accepts),
             group=check_key(group, "a group"),
             group_limit=check_limit(group_limit, "group_limit"),
-            group_keep=group_keep,
+            group_keep=check_flag(group_keep, "group_keep"),
             session=check_key(session, "a session"),
             unique=check_key(unique, "a unique key"),
         )
@@ -297,17 +297,18 @@ class App:
         All filters that are given must fit; of `labels` a run must have all, of `state` one. `cause` is one that
         `failures` names. Pages are stable: runs that come meanwhile move nothing.
         """
-        check_count(limit, "limit")
+        if after is not None and not isinstance(after, RunStatus):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"after= is the last run of a page, as runs() gave it, not {after!r}")
         query = RunQuery(
-            states=[_state(one) for one in ([state] if isinstance(state, str) else state)],
+            states=_states(state),
             workflow=workflow,
             queue=queue,
             parent=parent,
             group=group,
             batch=batch,
             cause=cause,
-            labels=labels or {},
-            limit=limit,
+            labels=check_labels(labels or {}),
+            limit=check_count(limit, "limit"),
             after=None if after is None else after.record.position,
         )
 
@@ -337,7 +338,13 @@ class App:
         limit: int = 50,
     ) -> Call[list[FailureCause]]:
         """Failed runs by their cause (type of the exception and where it was raised), the most frequent first."""
-        query = RunQuery(states=[State.FAILED], workflow=workflow, queue=queue, labels=labels or {}, limit=limit)
+        query = RunQuery(
+            states=[State.FAILED],
+            workflow=workflow,
+            queue=queue,
+            labels=check_labels(labels or {}),
+            limit=check_count(limit, "limit"),
+        )
         return self._call(lambda store: store.failures(query), "failures()")
 
     def retry_failed(
@@ -360,8 +367,8 @@ class App:
             workflow=workflow,
             cause=cause,
             queue=queue,
-            labels=labels or {},
-            limit=limit,
+            labels=check_labels(labels or {}),
+            limit=check_count(limit, "limit"),
             oldest_first=True,
         )
         return self._call(lambda store: store.retry_many(query, dry_run=dry_run), "retry_failed()")
@@ -478,6 +485,20 @@ class App:
 
     def __repr__(self) -> str:
         return f"<app on {self.url}>"
+
+
+def _versions(given: Sequence[str]) -> tuple[str, ...]:
+    """Versions, or `InvalidInput`."""
+    if isinstance(given, str):
+        raise InvalidInput(f"accepts= is a list of versions: write accepts=[{given!r}]")
+    return tuple(check_name(one, "a version") for one in given)
+
+
+def _states(given: State | str | Sequence[State | str]) -> list[State]:
+    """One state or several, by their names, or `InvalidInput`."""
+    if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return [_state(given)]
+    return [_state(one) for one in given]
 
 
 def _state(name: State | str) -> State:

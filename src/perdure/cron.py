@@ -56,6 +56,8 @@ def validate(schedule: Schedule) -> None:
         raise InvalidInput(f"schedule {schedule.name!r} takes one of cron, every and at; it has {found}")
     zone(schedule.tz)
     if schedule.cron is not None:
+        if not isinstance(schedule.cron, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"cron is a line such as '0 9 * * mon-fri', not {schedule.cron!r}")
         parse(schedule.cron)
     if schedule.every is not None:
         _within("every", schedule.every, SHORTEST, LONGEST)
@@ -114,6 +116,8 @@ def run_id(name: str, slot: Millis) -> str:
 
 def zone(name: str) -> ZoneInfo:
     """A time zone by its name; `InvalidInput` when there is none."""
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"tz is the name of a time zone, such as 'Europe/Berlin', not {name!r}")
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:  # OSError: the name of a folder of zones

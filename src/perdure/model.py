@@ -36,6 +36,9 @@ class State(StrEnum):
 
 FINAL_STATES = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
+MOST_LABELS = 20
+"""The most labels that a run has."""
+
 
 class Kind(StrEnum):
     """What a checkpoint stands for."""

@@ -10,9 +10,8 @@ from typing import Any
 from perdure.clock import epoch_millis, millis, time_limit
 from perdure.engine.definitions import Key
 from perdure.errors import InvalidInput
-from perdure.model import Millis, OnConflict
+from perdure.model import MOST_LABELS, Millis, OnConflict
 
-MOST_LABELS = 20
 _LONGEST = 200
 
 
@@ -129,6 +128,13 @@ def check_id(run_id: str) -> str:
     return run_id
 
 
+def check_flag(given: bool, what: str) -> bool:
+    """True or False, or `InvalidInput`."""
+    if not isinstance(given, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"{what} is True or False, not {given!r}")
+    return given
+
+
 def check_queue(queue: str) -> str:
     """The name of a queue, or `InvalidInput`."""
     if not isinstance(queue, str) or not 0 < len(queue) <= _LONGEST or not queue.isprintable() or "," in queue:
@@ -147,6 +153,8 @@ def check_priority(priority: int) -> int:
 
 def check_labels(labels: dict[str, str]) -> dict[str, str]:
     """Labels as they may be, or `InvalidInput`."""
+    if not isinstance(labels, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"labels are a dict of texts by texts, not {labels!r}")
     if len(labels) > MOST_LABELS:
         raise InvalidInput(
             f"a run has at most {MOST_LABELS} labels, not {len(labels)}; larger data goes into its input"

@@ -430,7 +430,8 @@ class Store(Protocol):
         ...
 
     async def label(self, run_id: str, labels: dict[str, str]) -> None:
-        """Adds to, or changes, the labels of a run; an empty value removes one. Raises `RunNotFound`."""
+        """Adds to, or changes, the labels of a run; an empty value removes one. Raises `RunNotFound`, and
+        `InvalidInput` when it would have more than `MOST_LABELS`."""
         ...
 
     # --- batches
