@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
@@ -16,9 +16,18 @@ from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
 from perdure.limits import LimitControl
 from perdure.model import Count, FailureCause, Missed, Overlap, QueueReport, Retention, RunQuery, State
-from perdure.options import check_flag, check_key, check_labels, check_name, check_priority, check_queue
+from perdure.options import (
+    check_flag,
+    check_key,
+    check_labels,
+    check_name,
+    check_priority,
+    check_queue,
+    check_states,
+    check_versions,
+)
 from perdure.rates import check_count, check_limit
-from perdure.retention import make_policy
+from perdure.retention import make_policy, warn_of_unknown
 from perdure.retry import Retry, check_retry
 from perdure.run import ANYTHING, Run, RunStatus
 from perdure.schedules import ScheduleControl, make_timing
@@ -150,7 +159,7 @@ class App:
             timeout=time_limit(timeout),
             max_crashes=check_count(max_crashes, "max_crashes"),
             version="" if version is None else check_name(version, "a version"),
-            accepts=_versions(accepts),
+            accepts=check_versions(accepts),
             group=check_key(group, "a group"),
             group_limit=check_limit(group_limit, "group_limit"),
             group_keep=check_flag(group_keep, "group_keep"),
@@ -300,7 +309,7 @@ class App:
         if after is not None and not isinstance(after, RunStatus):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInput(f"after= is the last run of a page, as runs() gave it, not {after!r}")
         query = RunQuery(
-            states=_states(state),
+            states=check_states(state),
             workflow=workflow,
             queue=queue,
             parent=parent,
@@ -464,6 +473,7 @@ class App:
     async def _declare(self, store: Store) -> None:
         await self.limits.declare_all(store)
         await self.schedules.declare_all(store)
+        await warn_of_unknown(self._retention, self._workflows, store)
 
     def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
         async def call() -> T:
@@ -485,27 +495,3 @@ class App:
 
     def __repr__(self) -> str:
         return f"<app on {self.url}>"
-
-
-def _versions(given: Sequence[str]) -> tuple[str, ...]:
-    """Versions, or `InvalidInput`."""
-    if isinstance(given, str):
-        raise InvalidInput(f"accepts= is a list of versions: write accepts=[{given!r}]")
-    return tuple(check_name(one, "a version") for one in given)
-
-
-def _states(given: State | str | Sequence[State | str]) -> list[State]:
-    """One state or several, by their names, or `InvalidInput`."""
-    if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return [_state(given)]
-    return [_state(one) for one in given]
-
-
-def _state(name: State | str) -> State:
-    """A state by its name, or `InvalidInput`."""
-    try:
-        return State(name)
-    except ValueError:
-        close = difflib.get_close_matches(str(name), list(State), n=1)
-        hint = f" (did you mean {str(close[0])!r}?)" if close else ""
-        raise InvalidInput(f"there is no state {name!r}{hint}; the states are: {', '.join(State)}") from None

@@ -12,6 +12,7 @@ from importlib.metadata import version
 import click
 
 from perdure.app import App
+from perdure.cli.known import unknown
 from perdure.cli.output import duration, one_line, print_json, print_table, shown_url
 from perdure.cli.params import length_of_time
 from perdure.cli.target import on_store, with_store
@@ -55,8 +56,15 @@ def migrate(app: App) -> None:
 @click.option("--count", type=click.IntRange(0), metavar="N", help="All but the latest N.")
 def prune(app: App, workflow: str | None, state: str | None, age: timedelta | None, count: int | None) -> None:
     """Remove runs that ended, by the app's own policies (app.retain) or by the one that is given."""
-    removed = on_store(app, lambda _: app.prune(workflow=workflow, state=state, age=age, count=count))
+
+    async def work(store: Store) -> tuple[int, str]:
+        hint = await unknown(app, store, workflow=workflow)
+        return await app.prune(workflow=workflow, state=state, age=age, count=count), hint
+
+    removed, hint = on_store(app, work)
     click.echo(f"Removed {removed:,} runs.")
+    if hint:
+        click.echo(hint, err=True)
 
 
 @click.command()
