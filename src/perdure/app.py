@@ -473,7 +473,9 @@ class App:
     async def _declare(self, store: Store) -> None:
         await self.limits.declare_all(store)
         await self.schedules.declare_all(store)
-        await warn_of_unknown(self._retention, self._workflows, store)
+        kept = {policy.workflow for policy in self._retention if policy.workflow is not None}
+        if kept - self._workflows.keys():
+            warn_of_unknown(kept, {*self._workflows, *(count.workflow for count in await store.counts())})
 
     def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
         async def call() -> T:

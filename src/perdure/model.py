@@ -429,6 +429,15 @@ class HeldCount(Struct):
     runs: int
 
 
+class Unserved(Struct):
+    """Runs that are ready, and that no live worker would take."""
+
+    workflow: str
+    version: str
+    """That they are pinned to; empty when any will do."""
+    runs: int
+
+
 class QueueReport(Struct, kw_only=True):
     """A queue at one moment."""
 
@@ -441,6 +450,11 @@ class QueueReport(Struct, kw_only=True):
     scheduled: int
     waiting: int
     held: list[HeldCount]
+    """By reason. Runs that no live worker takes are among them if workers with other code serve the queue: if none does
+    at all they are ready, so that workers can be started by that number."""
+    kept: list[str]
+    """What keeps some of those that are ready, in words: limits that are reached, rates that are used up."""
+    unserved: list[Unserved]
     paused: bool
     limits: Limits
     ended_last_minute: int

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 
 from perdure.clock import millis
 from perdure.errors import InvalidInput
 from perdure.model import FINAL_STATES, Retention, State
-from perdure.stores.base import Store
 
 logger = logging.getLogger("perdure.worker")
 
@@ -33,13 +32,9 @@ def make_policy(
     )
 
 
-async def warn_of_unknown(policies: Sequence[Retention], workflows: Collection[str], store: Store) -> None:
-    """For a worker that starts: says which policies are for workflows that neither its code nor any run has."""
-    odd = {policy.workflow for policy in policies if policy.workflow is not None} - set(workflows)
-    if not odd:
-        return
-    known = {count.workflow for count in await store.counts()} | set(workflows)
-    for name in sorted(odd - known):
+def warn_of_unknown(names: Iterable[str], known: Collection[str]) -> None:
+    """For a worker that starts: says which workflows have policies, and are not among those that are known."""
+    for name in sorted({*names} - {*known}):
         close = difflib.get_close_matches(name, known, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         logger.warning("app.retain(workflow=%r) lets nothing go: no run has that workflow%s", name, hint)

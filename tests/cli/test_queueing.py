@@ -145,7 +145,7 @@ def test_queues_show_limits_and_pauses_that_hold_in_all_of_them(perdure: Run, ap
 
 def test_a_drained_queue_is_paused_and_nothing_of_it_runs(perdure: Run, app: App) -> None:
     result = perdure("limits", "drain", *URL, "-q", "bulk")
-    assert (result.exit_code, result.output) == (0, "Queue bulk is paused (revision 1), and nothing of it runs.\n")
+    assert (result.exit_code, result.stdout) == (0, "Queue bulk is paused (revision 1), and nothing of it runs.\n")
 
 
 def test_top_shows_once_where_there_is_no_terminal(perdure: Run, app: App) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -95,7 +95,10 @@ def _reason(
             return _paused(scope, pauses[scope])
     if facts.held == "session":
         return f"its session waits: {facts.seats} runs of session {facts.session} come first"
-    return _within(facts, [*lane, group], left, now)
+    kept = keeps([*lane, group], left, now)
+    if kept is None and facts.owner is not None:
+        return f"session {facts.session} belongs to worker {facts.owner}"
+    return kept
 
 
 def _holder(facts: _Facts, blocked: Mapping[int, str | None]) -> str:
@@ -113,7 +116,8 @@ def _unserved(facts: _Facts) -> str | None:
     return f"no live worker serves {version}workflow {facts.workflow} on queue {facts.queue}"
 
 
-def _within(facts: _Facts, scopes: list[Scope], left: Mapping[Scope, Budget], now: Millis) -> str | None:
+def keeps(scopes: Iterable[Scope], left: Mapping[Scope, Budget], now: Millis) -> str | None:
+    """Which limit or rate of the scopes keeps a run from beginning now; None when there is room in all of them."""
     found = [(scope, left[scope]) for scope in scopes if scope in left]
     for scope, budget in found:
         if budget.left is not None and budget.left <= 0:
@@ -121,8 +125,6 @@ def _within(facts: _Facts, scopes: list[Scope], left: Mapping[Scope, Budget], no
     for scope, budget in found:
         if budget.meter is not None and (opens := budget.meter.opens_at(now)) > now:
             return f"{_name(scope)} may begin its next run at {_time(opens)} ({_rate(budget.meter.rate)})"
-    if facts.owner is not None:
-        return f"session {facts.session} belongs to worker {facts.owner}"
     return None
 
 
