@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct, field
 
-from perdure.model import HeldCount, LimitRecord, Limits, Millis, QueueReport, Scope, ScopeKind
+from perdure.budget import Budget, scopes_of
+from perdure.model import HeldCount, LimitRecord, Limits, Millis, QueueReport, Scope, ScopeKind, Unserved
 from perdure.stores.sqlite import limits
+from perdure.stores.sqlite.claim import budgets
 from perdure.stores.sqlite.executor import Transaction
+from perdure.stores.sqlite.reasons import keeps
 from perdure.stores.sqlite.sql import load
 
 _SQL = load("queues")
-_HELD = ("paused", "group", "group paused", "session", "rate")
+_HELD = ("paused", "group", "group paused", "session", "rate", "unserved")
 _MINUTE = 60_000
 
 
 class _Row(NamedTuple):
     queue: str
+    workflow: str
+    version: str
+    manned: bool
     what: str | None
     runs: int | None
     oldest: Millis | None
+
+
+class _Queue(Struct):
+    """What is found of a queue."""
+
+    counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    oldest: Millis | None = None
+    unserved: list[Unserved] = []
+    ready: set[str] = field(default_factory=set[str])
+    """The workflows of which runs are ready."""
 
 
 _Rows = msgspec.json.Decoder(list[_Row])
@@ -29,30 +47,48 @@ _Rows = msgspec.json.Decoder(list[_Row])
 
 def report(transaction: Transaction) -> list[QueueReport]:
     """What is in each queue that was ever used, or for which something is set, by name."""
-    counts: dict[str, dict[str, int]] = defaultdict(dict)
-    oldest: dict[str, Millis] = {}
-    for row in _Rows.decode(transaction.row(_SQL["report"], {"since": transaction.now - _MINUTE})[0]):
-        found = counts[row.queue]
-        if row.what is not None:
-            found[row.what] = row.runs or 0
-        if row.oldest is not None:
-            oldest[row.queue] = row.oldest
+    queues: defaultdict[str, _Queue] = defaultdict(_Queue)
+    params = {"since": transaction.now - _MINUTE, "now": transaction.now}
+    for row in _Rows.decode(transaction.row(_SQL["report"], params)[0]):
+        _add(queues[row.queue], row)
     stored = {record.scope: record for record in limits.limits(transaction)}
-    names = {*counts, *(scope.name for scope in stored if scope.kind is ScopeKind.QUEUE)}
-    return [_report(name, counts[name], oldest.get(name), stored) for name in sorted(names)]
+    left = budgets(transaction, [])
+    names = {*queues, *(scope.name for scope in stored if scope.kind is ScopeKind.QUEUE)}
+    return [_report(name, queues[name], stored, left, transaction.now) for name in sorted(names)]
 
 
-def _report(queue: str, counts: dict[str, int], oldest: Millis | None, stored: dict[Scope, LimitRecord]) -> QueueReport:
+def _add(queue: _Queue, row: _Row) -> None:
+    if row.what is None or row.runs is None:
+        return
+    what = row.what
+    if what == "unserved":
+        queue.unserved.append(Unserved(row.workflow, row.version, row.runs))
+        if not row.manned:
+            what = "ready"
+    elif what == "ready":
+        queue.ready.add(row.workflow)
+    queue.counts[what] += row.runs
+    if what == "ready" and row.oldest is not None:
+        queue.oldest = row.oldest if queue.oldest is None else min(row.oldest, queue.oldest)
+
+
+def _report(
+    queue: str, found: _Queue, stored: Mapping[Scope, LimitRecord], left: Mapping[Scope, Budget], now: Millis
+) -> QueueReport:
+    counts = found.counts
+    kept = {keeps(scopes_of(queue, workflow), left, now) for workflow in found.ready}
     own, whole = stored.get(Scope(ScopeKind.QUEUE, queue)), stored.get(Scope(ScopeKind.NAMESPACE))
     return QueueReport(
         queue=queue,
-        ready=counts.get("ready", 0),
-        oldest_ready_at=oldest,
-        running=counts.get("running", 0),
-        scheduled=counts.get("scheduled", 0),
-        waiting=counts.get("waiting", 0),
-        held=[HeldCount(reason, counts[reason]) for reason in _HELD if counts.get(reason)],
+        ready=counts["ready"],
+        oldest_ready_at=found.oldest,
+        running=counts["running"],
+        scheduled=counts["scheduled"],
+        waiting=counts["waiting"],
+        held=[HeldCount(reason, counts[reason]) for reason in _HELD if counts[reason]],
+        kept=sorted(reason for reason in kept if reason is not None),
+        unserved=found.unserved,
         paused=any(record is not None and record.paused for record in (own, whole)),
         limits=own.limits if own is not None else Limits(),
-        ended_last_minute=counts.get("ended", 0),
+        ended_last_minute=counts["ended"],
     )

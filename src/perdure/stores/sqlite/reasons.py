@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ from perdure.model import Millis, Scope, ScopeKind, State
 from perdure.rates import show_rate, show_scope
 from perdure.stores.sqlite.claim import budgets
 from perdure.stores.sqlite.executor import Transaction
-from perdure.stores.sqlite.sql import load
+from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("reasons")
 
@@ -27,11 +27,14 @@ class _Facts(Struct):
     held: str | None
     queue: str
     workflow: str
+    version: str
+    served: bool
     group: str
     most: int
     group_paused: bool
     slots: int
-    holder: str | None
+    holder: tuple[int, str] | None
+    """The first of the runs that have a slot of its group: number and id."""
     session: str
     owner: str | None
     seats: int
@@ -50,38 +53,74 @@ _Pauses = msgspec.json.Decoder(list[_Pause])
 
 def reasons(transaction: Transaction, numbers: str) -> dict[int, str]:
     """For those of the runs that something keeps from running: what it is. A free slot or a worker may lack besides."""
-    facts = _FactsList.decode(transaction.row(_SQL["facts"], {"runs": numbers})[0])
+    facts = _facts(transaction, numbers)
     if not facts:
         return {}
-    heads = [_head(each) for each in facts]
-    groups = msgspec.json.encode(sorted({each.group for each in facts if each.group})).decode()
+    # A run that waits for a slot is kept by what keeps the one that has it.
+    holding = {each.holder[0] for each in facts if each.held == "group" and each.holder is not None}
+    holders = _facts(transaction, encode(sorted(holding)))
+    heads = [_head(each) for each in (*facts, *holders)]
+    groups = encode(sorted({head.group for head in heads if head.group}))
     pauses = {
         Scope(pause.kind, pause.name): pause
         for pause in _Pauses.decode(transaction.row(_SQL["pauses"], {"groups": groups})[0])
     }
     left = budgets(transaction, heads)
-    found = {each.run: _reason(each, pauses, left, transaction.now) for each in facts}
+    now = transaction.now
+    blocked = {each.run: _reason(each, pauses, left, now) or _unserved(each) for each in holders}
+    found = {each.run: _reason(each, pauses, left, now, blocked) for each in facts}
     return {run: reason for run, reason in found.items() if reason is not None}
 
 
-def _reason(facts: _Facts, pauses: Mapping[Scope, _Pause], left: Mapping[Scope, Budget], now: Millis) -> str | None:
+def _facts(transaction: Transaction, numbers: str) -> list[_Facts]:
+    return _FactsList.decode(transaction.row(_SQL["facts"], {"runs": numbers, "now": transaction.now})[0])
+
+
+def _reason(
+    facts: _Facts,
+    pauses: Mapping[Scope, _Pause],
+    left: Mapping[Scope, Budget],
+    now: Millis,
+    blocked: Mapping[int, str | None] | None = None,
+) -> str | None:
+    """What keeps a run; `blocked` has what keeps those that it may have to wait for."""
     group = Scope(ScopeKind.GROUP, facts.group)
     if facts.held in ("group", "paused") and facts.group_paused:
         return _paused(group, pauses.get(group))
     if facts.held == "group":
-        full = f"group {facts.group} is full ({facts.slots} of {facts.most}: run {facts.holder})"
-        late = _late(left.get(group), now)
-        return full if late is None else f"{full}, and {late}"
+        return _full(facts, blocked or {}, _late(left.get(group), now))
     lane = scopes_of(facts.queue, facts.workflow)
     for scope in lane:
         if scope in pauses:
             return _paused(scope, pauses[scope])
     if facts.held == "session":
         return f"its session waits: {facts.seats} runs of session {facts.session} come first"
-    return _within(facts, [*lane, group], left, now)
+    kept = keeps([*lane, group], left, now)
+    if kept is None and facts.owner is not None:
+        return f"session {facts.session} belongs to worker {facts.owner}"
+    return kept
 
 
-def _within(facts: _Facts, scopes: list[Scope], left: Mapping[Scope, Budget], now: Millis) -> str | None:
+def _full(facts: _Facts, blocked: Mapping[int, str | None], late: str | None) -> str:
+    number, run_id = facts.holder or (0, "")
+    why = blocked.get(number)
+    holder = f": run {run_id}" if run_id else ""
+    if why is not None:
+        holder += f", which does not run: {why}"
+    full = f"group {facts.group} is full ({facts.slots} of {facts.most}{holder})"
+    # What keeps the holder comes before the rate, or is the rate.
+    return full if why is not None or late is None else f"{full}, and {late}"
+
+
+def _unserved(facts: _Facts) -> str | None:
+    if facts.served:
+        return None
+    version = f"version {facts.version} of " if facts.version else ""
+    return f"no live worker serves {version}workflow {facts.workflow} on queue {facts.queue}"
+
+
+def keeps(scopes: Iterable[Scope], left: Mapping[Scope, Budget], now: Millis) -> str | None:
+    """Which limit or rate of the scopes keeps a run from beginning now; None when there is room in all of them."""
     found = [(scope, left[scope]) for scope in scopes if scope in left]
     for scope, budget in found:
         if budget.left is not None and budget.left <= 0:
@@ -89,8 +128,6 @@ def _within(facts: _Facts, scopes: list[Scope], left: Mapping[Scope, Budget], no
     for scope, budget in found:
         if (late := _late(budget, now)) is not None:
             return f"{show_scope(scope)} {late}"
-    if facts.owner is not None:
-        return f"session {facts.session} belongs to worker {facts.owner}"
     return None
 
 
