@@ -16,9 +16,18 @@ from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
 from perdure.limits import LimitControl
 from perdure.model import Count, FailureCause, Missed, Overlap, QueueReport, Retention, RunQuery, State
-from perdure.options import check_key, check_name, check_priority, check_queue
+from perdure.options import (
+    check_flag,
+    check_key,
+    check_labels,
+    check_name,
+    check_priority,
+    check_queue,
+    check_states,
+    check_versions,
+)
 from perdure.rates import check_count, check_limit
-from perdure.retention import make_policy
+from perdure.retention import make_policy, warn_of_unknown
 from perdure.retry import Retry, check_retry
 from perdure.run import ANYTHING, Run, RunStatus
 from perdure.schedules import ScheduleControl, make_timing
@@ -150,10 +159,10 @@ class App:
             timeout=time_limit(timeout),
             max_crashes=check_count(max_crashes, "max_crashes"),
             version="" if version is None else check_name(version, "a version"),
-            accepts=tuple(check_name(one, "a version") for one in accepts),
+            accepts=check_versions(accepts),
             group=check_key(group, "a group"),
             group_limit=check_limit(group_limit, "group_limit"),
-            group_keep=group_keep,
+            group_keep=check_flag(group_keep, "group_keep"),
             session=check_key(session, "a session"),
             unique=check_key(unique, "a unique key"),
         )
@@ -297,17 +306,18 @@ class App:
         All filters that are given must fit; of `labels` a run must have all, of `state` one. `cause` is one that
         `failures` names. Pages are stable: runs that come meanwhile move nothing.
         """
-        check_count(limit, "limit")
+        if after is not None and not isinstance(after, RunStatus):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"after= is the last run of a page, as runs() gave it, not {after!r}")
         query = RunQuery(
-            states=[_state(one) for one in ([state] if isinstance(state, str) else state)],
+            states=check_states(state),
             workflow=workflow,
             queue=queue,
             parent=parent,
             group=group,
             batch=batch,
             cause=cause,
-            labels=labels or {},
-            limit=limit,
+            labels=check_labels(labels or {}),
+            limit=check_count(limit, "limit"),
             after=None if after is None else after.record.position,
         )
 
@@ -337,7 +347,13 @@ class App:
         limit: int = 50,
     ) -> Call[list[FailureCause]]:
         """Failed runs by their cause (type of the exception and where it was raised), the most frequent first."""
-        query = RunQuery(states=[State.FAILED], workflow=workflow, queue=queue, labels=labels or {}, limit=limit)
+        query = RunQuery(
+            states=[State.FAILED],
+            workflow=workflow,
+            queue=queue,
+            labels=check_labels(labels or {}),
+            limit=check_count(limit, "limit"),
+        )
         return self._call(lambda store: store.failures(query), "failures()")
 
     def retry_failed(
@@ -360,8 +376,8 @@ class App:
             workflow=workflow,
             cause=cause,
             queue=queue,
-            labels=labels or {},
-            limit=limit,
+            labels=check_labels(labels or {}),
+            limit=check_count(limit, "limit"),
             oldest_first=True,
         )
         return self._call(lambda store: store.retry_many(query, dry_run=dry_run), "retry_failed()")
@@ -457,6 +473,9 @@ class App:
     async def _declare(self, store: Store) -> None:
         await self.limits.declare_all(store)
         await self.schedules.declare_all(store)
+        kept = {policy.workflow for policy in self._retention if policy.workflow is not None}
+        if kept - self._workflows.keys():
+            warn_of_unknown(kept, {*self._workflows, *(count.workflow for count in await store.counts())})
 
     def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
         async def call() -> T:
@@ -478,13 +497,3 @@ class App:
 
     def __repr__(self) -> str:
         return f"<app on {self.url}>"
-
-
-def _state(name: State | str) -> State:
-    """A state by its name, or `InvalidInput`."""
-    try:
-        return State(name)
-    except ValueError:
-        close = difflib.get_close_matches(str(name), list(State), n=1)
-        hint = f" (did you mean {str(close[0])!r}?)" if close else ""
-        raise InvalidInput(f"there is no state {name!r}{hint}; the states are: {', '.join(State)}") from None

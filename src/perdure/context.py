@@ -127,7 +127,8 @@ def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | Non
 def progress(done: object, total: float | None = None, note: str | None = None) -> None:
     """Says how far the run is: `run.status().progress` has the last word, and `run.watch()` follows it.
 
-    Either a number, with the `total` that it goes to and a `note`, or any one value that can be encoded. It is kept
+    Either a number from 0 on, with the `total` that it goes to (an estimate, which it may pass) and a `note`, or any
+    one value that can be encoded. `InvalidInput` for a number below 0. It is kept
     soon, not at once, and may be said as often as wanted: of many words in a moment only the last one is written.
     Nothing waits for it, and it is no checkpoint: steps may say it too. Only inside of a run.
 
@@ -136,6 +137,8 @@ def progress(done: object, total: float | None = None, note: str | None = None) 
     scope = scope_needed("progress()")
     value = done
     if isinstance(done, int | float) and not isinstance(done, bool):
+        if done < 0 or (total is not None and total < 0):
+            raise InvalidInput(f"progress goes from 0 on: {done!r} of {total!r} can't be")
         value = {"done": done, "total": total, "note": note}
         value = {name: each for name, each in value.items() if each is not None}
     elif total is not None or note is not None:

@@ -30,6 +30,7 @@ LONGEST: Millis = 100 * 366 * 24 * 60 * 60 * 1000
 MOST_MISSED = 10_000
 
 _FIELDS = ("minute", "hour", "day of month", "month", "day of week")
+_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
 _ALIASES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -55,6 +56,8 @@ def validate(schedule: Schedule) -> None:
         raise InvalidInput(f"schedule {schedule.name!r} takes one of cron, every and at; it has {found}")
     zone(schedule.tz)
     if schedule.cron is not None:
+        if not isinstance(schedule.cron, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"cron is a line such as '0 9 * * mon-fri', not {schedule.cron!r}")
         parse(schedule.cron)
     if schedule.every is not None:
         _within("every", schedule.every, SHORTEST, LONGEST)
@@ -113,6 +116,8 @@ def run_id(name: str, slot: Millis) -> str:
 
 def zone(name: str) -> ZoneInfo:
     """A time zone by its name; `InvalidInput` when there is none."""
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"tz is the name of a time zone, such as 'Europe/Berlin', not {name!r}")
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:  # OSError: the name of a folder of zones
@@ -133,6 +138,12 @@ def parse(line: str) -> str:
         raise InvalidInput(f"the cron line {line!r} has {len(fields)} fields, not five ({', '.join(_FIELDS)}){hint}")
     for index, field in enumerate(fields):
         _check_field(line, index, field)
+    if fields[2] != "*" and fields[4] != "*" and (fields[2].startswith("*") or fields[4].startswith("*")):
+        raise InvalidInput(
+            f"the cron line {line!r} names days of the month and of the week, one of them as '*' with a step: some"
+            " programs take the days that fit one of the two, some those that fit both; write 1-31 or 0-6 instead of"
+            " the '*' for those that fit one, or let one of them be '*'"
+        )
     if not fields[1].startswith("*") and fields[0].startswith("*"):
         fields[0] = "0-59" + fields[0][1:]  # the same minutes; written so, they are of fixed hours for the reader too
     if next(_walls(" ".join(fields), _WALL), None) is None:
@@ -141,14 +152,18 @@ def parse(line: str) -> str:
 
 
 def _check_field(line: str, index: int, field: str) -> None:
-    name = _FIELDS[index]
+    name, (first, last) = _FIELDS[index], _RANGES[index]
     for term in field.split(","):
         base, slash, step = term.partition("/")
         if slash and base != "*" and "-" not in base:
-            last = (59, 23, 31, 12, 6)[index]
             raise InvalidInput(
                 f"the cron line {line!r}: {term!r} as {name} is read differently by different programs; "
                 f"write '{base}-{last}/{step}'"
+            )
+        if base == "*" and step.isdecimal() and int(step) > last - first:
+            raise InvalidInput(
+                f"the cron line {line!r}: {term!r} as {name} has a step over the whole range, so that only {first} is"
+                f" left of it; write '{first}' for that, or use every= for longer times"
             )
     try:
         CronSim(" ".join([*["*"] * index, field, *["*"] * (4 - index)]), _WALL)

@@ -80,7 +80,8 @@ def _queued(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
 
 def _unserved(run: RunRecord, workers: Sequence[WorkerRecord]) -> str:
     if not workers:
-        return f"no live worker serves workflow {run.workflow}: start one with `perdure worker MODULE:APP`"
+        what = f"version {run.version} of workflow {run.workflow}" if run.version else f"workflow {run.workflow}"
+        return f"no live worker serves {what}: start one with `perdure worker MODULE:APP`"
     knowing = [worker for worker in workers if run.workflow in worker.workflows]
     if knowing:
         queues = sorted({queue for worker in knowing for queue in worker.queues})

@@ -13,7 +13,7 @@ from perdure.call import Call
 from perdure.errors import InvalidInput
 from perdure.model import LimitRecord, Limits, Revision, RunQuery, Scope, ScopeKind, State
 from perdure.options import check_name, check_queue
-from perdure.rates import check_limit, parse_rate, show_limits, show_scope
+from perdure.rates import check_count, check_limit, parse_rate, show_limits, show_scope
 from perdure.stores.base import Store, Topic
 
 if TYPE_CHECKING:
@@ -77,26 +77,27 @@ class LimitControl:
         Raises `InvalidInput`.
         """
         scope, limits = scope_of(queue, workflow, group), limits_of(running, rate, burst)
-        return self._call(lambda store: store.set_limits(scope, limits, who or whoami()), "limits.set()")
+        by = _named(who)
+        return self._call(lambda store: store.set_limits(scope, limits, by), "limits.set()")
 
     def apply(self, *, who: str | None = None) -> Call[Sequence[LimitRecord]]:
         """Makes what code declares hold, whatever is stored: for a step of a deploy."""
-
-        return self._call(lambda store: self._put(store, who or whoami(), declared=False), "limits.apply()")
+        by = _named(who)
+        return self._call(lambda store: self._put(store, by, declared=False), "limits.apply()")
 
     def pause(
         self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
     ) -> Call[LimitRecord]:
         """Keeps runs of a scope from beginning. What runs goes on, and starts are accepted: they wait."""
-        scope = scope_of(queue, workflow, group)
-        return self._call(lambda store: store.pause(scope, who or whoami(), paused=True), "limits.pause()")
+        scope, by = scope_of(queue, workflow, group), _named(who)
+        return self._call(lambda store: store.pause(scope, by, paused=True), "limits.pause()")
 
     def resume(
         self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
     ) -> Call[LimitRecord]:
         """Ends a pause."""
-        scope = scope_of(queue, workflow, group)
-        return self._call(lambda store: store.pause(scope, who or whoami(), paused=False), "limits.resume()")
+        scope, by = scope_of(queue, workflow, group), _named(who)
+        return self._call(lambda store: store.pause(scope, by, paused=False), "limits.resume()")
 
     def drain(
         self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
@@ -107,11 +108,11 @@ class LimitControl:
             async with asyncio.timeout(600):
                 await app.limits.drain(queue="mail")
         """
-        scope = scope_of(queue, workflow, group)
+        scope, by = scope_of(queue, workflow, group), _named(who)
         running = RunQuery(states=[State.RUNNING], queue=queue, workflow=workflow, group=group, limit=1)
 
         async def drain(store: Store) -> LimitRecord:
-            record = await store.pause(scope, who or whoami(), paused=True)
+            record = await store.pause(scope, by, paused=True)
             async with aclosing(self._app.client.follow(lambda store: store.runs(running), Topic.ENDED)) as looks:
                 async for left in looks:
                     if not left:
@@ -125,7 +126,8 @@ class LimitControl:
         return self._call(lambda store: store.limits(), "limits.list()")
 
     def history(self, *, limit: int = 50) -> Call[Sequence[Revision]]:
-        """The changes, latest first."""
+        """The changes, latest first, at most `limit`."""
+        check_count(limit, "limit")
         return self._call(lambda store: store.revisions(limit=limit), "limits.history()")
 
     async def declare_all(self, store: Store) -> None:
@@ -175,6 +177,11 @@ def limits_of(running: int | None, rate: str | None, burst: int | None) -> Limit
     return Limits(
         None if running is None else check_limit(running, "running"), None if rate is None else parse_rate(rate, burst)
     )
+
+
+def _named(who: str | None) -> str:
+    """Who is kept with a change: whoever is named, as long as that can be shown, or the user of this process."""
+    return check_name(who, "who made a change") if who else whoami()
 
 
 def whoami() -> str:

@@ -36,6 +36,9 @@ class State(StrEnum):
 
 FINAL_STATES = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
+MOST_LABELS = 20
+"""The most labels that a run has."""
+
 
 class Kind(StrEnum):
     """What a checkpoint stands for."""
@@ -431,6 +434,15 @@ class HeldCount(Struct):
     runs: int
 
 
+class Unserved(Struct):
+    """Runs that are ready, and that no live worker would take."""
+
+    workflow: str
+    version: str
+    """That they are pinned to; empty when any will do."""
+    runs: int
+
+
 class QueueReport(Struct, kw_only=True):
     """A queue at one moment."""
 
@@ -443,6 +455,11 @@ class QueueReport(Struct, kw_only=True):
     scheduled: int
     waiting: int
     held: list[HeldCount]
+    """By reason. Runs that no live worker takes are among them if workers with other code serve the queue: if none does
+    at all they are ready, so that workers can be started by that number."""
+    kept: list[str]
+    """What keeps some of those that are ready, in words: limits that are reached, rates that are used up."""
+    unserved: list[Unserved]
     paused: bool
     limits: Limits
     ended_last_minute: int

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,9 +12,8 @@ from typing import Any
 from perdure.clock import epoch_millis, millis, time_limit
 from perdure.engine.definitions import Key
 from perdure.errors import InvalidInput
-from perdure.model import Millis, OnConflict
+from perdure.model import MOST_LABELS, Millis, OnConflict, State
 
-MOST_LABELS = 20
 _LONGEST = 200
 
 
@@ -129,6 +130,13 @@ def check_id(run_id: str) -> str:
     return run_id
 
 
+def check_flag(given: bool, what: str) -> bool:
+    """True or False, or `InvalidInput`."""
+    if not isinstance(given, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"{what} is True or False, not {given!r}")
+    return given
+
+
 def check_queue(queue: str) -> str:
     """The name of a queue, or `InvalidInput`."""
     if not isinstance(queue, str) or not 0 < len(queue) <= _LONGEST or not queue.isprintable() or "," in queue:
@@ -147,6 +155,8 @@ def check_priority(priority: int) -> int:
 
 def check_labels(labels: dict[str, str]) -> dict[str, str]:
     """Labels as they may be, or `InvalidInput`."""
+    if not isinstance(labels, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"labels are a dict of texts by texts, not {labels!r}")
     if len(labels) > MOST_LABELS:
         raise InvalidInput(
             f"a run has at most {MOST_LABELS} labels, not {len(labels)}; larger data goes into its input"
@@ -155,3 +165,26 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
         check_name(name, "a label")
         check_name(value, f"the value of label {name}")
     return labels
+
+
+def check_versions(given: Sequence[str]) -> tuple[str, ...]:
+    """Names of versions, or `InvalidInput`."""
+    if isinstance(given, str):
+        raise InvalidInput(f"accepts= is a list of versions: write accepts=[{given!r}]")
+    return tuple(check_name(one, "a version") for one in given)
+
+
+def check_states(given: State | str | Iterable[State | str]) -> list[State]:
+    """One state or several, by their names, or `InvalidInput`."""
+    if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return [_state(given)]
+    return [_state(one) for one in given]
+
+
+def _state(name: State | str) -> State:
+    try:
+        return State(name)
+    except ValueError:
+        close = difflib.get_close_matches(str(name), list(State), n=1)
+        hint = f" (did you mean {str(close[0])!r}?)" if close else ""
+        raise InvalidInput(f"there is no state {name!r}{hint}; the states are: {', '.join(State)}") from None

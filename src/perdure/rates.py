@@ -16,6 +16,7 @@ _UNITS = {
 }
 _RATE = re.compile(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,6})?\s*([a-z]+)\s*", re.IGNORECASE)
 _MOST = 2**31 - 1
+_FROM_ONE = "from 1 on"
 
 
 def parse_rate(text: str, burst: int | None = None) -> Rate:
@@ -31,21 +32,23 @@ def parse_rate(text: str, burst: int | None = None) -> Rate:
             f"{text!r} is no rate; write a count and a period, such as 100/min, 5/s, 1000/2h (units: s min h day)"
         )
     if burst is not None and not _is_count(burst):
-        raise InvalidInput(f"a burst is a whole number from 1 on, not {burst!r}")
+        raise InvalidInput(f"a burst is a whole number {_from_to(burst)}, not {burst!r}")
     return Rate(int(found[1]), _PERIODS[unit] * int(found[2] or 1), burst or 1)
 
 
 def check_count(count: int, what: str) -> int:
     """A whole number from 1 on, or `InvalidInput`."""
     if not _is_count(count):
-        raise InvalidInput(f"{what} is a whole number from 1 on, not {count!r}")
+        raise InvalidInput(f"{what} is a whole number {_from_to(count)}, not {count!r}")
     return count
 
 
 def check_limit(running: int, what: str) -> int:
     """A number of runs at a time, or `InvalidInput`."""
     if not _is_count(running):
-        raise InvalidInput(f"{what} is a whole number from 1 on, not {running!r}; to let nothing run, pause instead")
+        which = _from_to(running)
+        hint = "" if which != _FROM_ONE else "; to let nothing run, pause instead"
+        raise InvalidInput(f"{what} is a whole number {which}, not {running!r}{hint}")
     return running
 
 
@@ -69,6 +72,10 @@ def show_limits(limits: Limits) -> str:
 def show_scope(scope: Scope) -> str:
     """A scope in words."""
     return "the whole store" if scope.kind is ScopeKind.NAMESPACE else f"{scope.kind} {scope.name}"
+
+
+def _from_to(value: object) -> str:
+    return f"from 1 to {_MOST:,}" if isinstance(value, int) and value > _MOST else _FROM_ONE
 
 
 def _is_count(value: object) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 
 from perdure.clock import millis
 from perdure.errors import InvalidInput
 from perdure.model import FINAL_STATES, Retention, State
+
+logger = logging.getLogger("perdure.worker")
 
 
 def make_policy(
@@ -25,6 +30,14 @@ def make_policy(
         age=None if age is None else millis(age, "age"),
         count=count,
     )
+
+
+def warn_of_unknown(names: Iterable[str], known: Collection[str]) -> None:
+    """For a worker that starts: says which workflows have policies, and are not among those that are known."""
+    for name in sorted({*names} - {*known}):
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        logger.warning("app.retain(workflow=%r) lets nothing go: no run has that workflow%s", name, hint)
 
 
 _ENDS = ", ".join(sorted(FINAL_STATES))

@@ -64,14 +64,12 @@ class Run(Generic[R]):
 
         Raises `RunFailed` or `RunCancelled` when it ended so, and `TimeoutError` when it did not end within `timeout`
         (seconds or a timedelta); the run goes on then. Inside of a workflow this is a durable wait: the run that asks
-        is put away until the other one ends, and what it saw is kept.
+        is put away until the other one ends, or is deleted or pruned (`RunNotFound`), and what it saw is kept.
         """
         limit = None if timeout is None else millis(timeout, "timeout")
         scope = workflow_scope(self._client, f"run {self.id}")
         if scope is None:
             return self._call(lambda: self._result(limit), "result")
-        if scope.execution.claim.id == self.id:
-            raise InvalidInput(f"run {self.id} would wait for its own end")
         child_key = self._child_key
         key = scope.key(f"result:{self.id}" if child_key is None else f"{child_key.removeprefix(scope.prefix)}.result")
         execution = scope.execution

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from msgspec.structs import replace
 
@@ -28,14 +28,17 @@ T = TypeVar("T")
 Choice = TypeVar("Choice", bound=StrEnum)
 
 _SHOWN = 5
+_LONGEST_NAME = 170
+"""The ids of its runs are made of it, with the time behind it, and have at most 200 characters."""
 
 logger = logging.getLogger("perdure.worker")
 
 
+@runtime_checkable
 class Starter(Protocol):
     """What a schedule starts: a workflow, or one with options."""
 
-    def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start: ...
+    def make_recurring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class ScheduleControl:
     @property
     def declared(self) -> dict[str, Schedule]:
         """What code asks for with `@app.schedule`, by name."""
-        return {name: replace(timing, start=start()) for name, (timing, start) in self._declared.items()}
+        return {name: replace(timing, start=_made(name, start)) for name, (timing, start) in self._declared.items()}
 
     def declare(self, timing: Schedule, start: Callable[[], Start]) -> None:
         """Has a schedule put into the store when a worker starts; `DefinitionError` when the name is another's.
@@ -106,9 +109,12 @@ class ScheduleControl:
     ) -> Call[ScheduleStatus]:
         """Adds a schedule, or changes the one of that name. See `App.schedule` for the parameters.
 
-        `workflow` may have options for the runs: `report.options(queue="slow")`. `args` and `kwargs` are the arguments
-        of each. Raises `InvalidInput` for what can't be, such as a single time (`at`) that has passed.
+        `workflow` may have options for the runs: `report.options(queue="slow")`; their ids and times come from the
+        schedule. `args` and `kwargs` are the arguments of each. A schedule that is paused stays so. Raises
+        `InvalidInput` for what can't be, such as a single time (`at`) that has passed.
         """
+        if not isinstance(workflow, Starter):
+            raise InvalidInput(f"a schedule starts a workflow of the app, not {workflow!r}")
         timing = make_timing(
             name,
             cron,
@@ -120,7 +126,7 @@ class ScheduleControl:
             overlap=overlap,
             jitter=jitter,
         )
-        schedule = replace(timing, start=workflow.make_start(args, kwargs or {}))
+        schedule = replace(timing, start=workflow.make_recurring(args, kwargs or {}))
 
         async def add(store: Store) -> ScheduleStatus:
             now = await store.now()
@@ -175,8 +181,17 @@ class ScheduleControl:
     async def declare_all(self, store: Store) -> None:
         """For a worker that starts: puts what code declares, and says what the store has beside it."""
         declared = self.declared
+        before = {record.schedule.name: record.schedule for record in await store.schedules()}
         for schedule in declared.values():
             record = await _put(store, schedule, declared=True)
+            known, now = before.get(schedule.name), record.schedule
+            if known is not None and show_timing(known) != show_timing(now):
+                logger.warning(
+                    "schedule %s was %s and is %s from now on, as the code of this worker declares it",
+                    schedule.name,
+                    show_timing(known),
+                    show_timing(now),
+                )
             if not record.declared:
                 logger.warning(
                     "schedule %s was added or changed at run time, and that stands; `perdure schedules remove %s` and a"
@@ -195,6 +210,21 @@ class ScheduleControl:
                 name,
                 name,
             )
+        for name, workflow in await self.unserved(store):
+            if workflow not in self._app.workflows:
+                logger.warning(
+                    "schedule %s starts workflow %s, which no live worker serves: its runs wait; start a worker whose"
+                    " app defines it, or remove it with `perdure schedules remove %s`",
+                    name,
+                    workflow,
+                    name,
+                )
+
+    async def unserved(self, store: Store) -> Sequence[tuple[str, str]]:
+        """Schedules whose workflow no live worker serves, with its name."""
+        served = {workflow for worker in await store.workers() for workflow in worker.workflows}
+        starting = [(each.schedule.name, each.schedule.start.workflow) for each in await store.schedules()]
+        return [(name, workflow) for name, workflow in starting if workflow not in served]
 
     async def renamed(self, store: Store) -> Sequence[str]:
         """Schedules of this app's workflows that code declared once, and does not any more."""
@@ -234,8 +264,13 @@ def make_timing(
     jitter: timedelta | float,
 ) -> Schedule:
     """A schedule that starts nothing yet, checked: `InvalidInput` names what can't be."""
+    if len(check_name(name, "a schedule")) > _LONGEST_NAME:
+        raise InvalidInput(
+            f"a schedule is named by at most {_LONGEST_NAME} characters, not by {len(name)}: the ids of its runs begin"
+            " with its name; give it a shorter one with name="
+        )
     schedule = Schedule(
-        name=check_name(name, "a schedule"),
+        name=name,
         cron=cron,
         tz=tz,
         every=None if every is None else millis(every, "every"),
@@ -248,6 +283,23 @@ def make_timing(
     )
     validate(schedule)
     return schedule
+
+
+def show_timing(schedule: Schedule) -> str:
+    """When a schedule fires, in words."""
+    if schedule.cron is not None:
+        return f"{schedule.cron} ({schedule.tz})"
+    if schedule.every is not None:
+        return f"every {timedelta(milliseconds=schedule.every)}"
+    return f"at {moment(schedule.at or 0):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _made(name: str, start: Callable[[], Start]) -> Start:
+    """The start that code declares; an error about it names the schedule."""
+    try:
+        return start()
+    except PerdureError as error:
+        raise DefinitionError(f"schedule {name!r}: {error}") from error
 
 
 def _one_of(kind: type[Choice], given: Choice | str, what: str) -> Choice:

@@ -118,8 +118,9 @@ class Workflow(Generic[P, R]):
         - `session`: ties the run to the worker that holds something for that session; the first one that takes a run
           of it owns it.
         - `unique`: one live run per key of this workflow. A second start gives a handle on the first with `existed`
-          set; with `on_conflict="replace"` a run that has not begun takes the new input. The key is free when the run
-          ends, however it ends.
+          set; with `on_conflict="replace"` a run that has not begun takes the new input, delay and timeout. All else of
+          it (group, session, queue, priority, labels, version) stays as the first start said. The key is free when the
+          run ends, however it ends.
         - `debounce` (seconds or a timedelta, with `unique`): each start puts the run that has not begun off to that
           long from now, with the latest input.
         - `throttle` (seconds or a timedelta, with `unique`): at most one start in that time; another one gives the
@@ -149,6 +150,10 @@ class Workflow(Generic[P, R]):
     def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
         """The start that a call with these arguments would be."""
         return StartCall(self, StartOptions()).make_start(args, kwargs)
+
+    def make_recurring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+        """The start of a schedule with these arguments."""
+        return self.make_start(args, kwargs)
 
     def get(self, run_id: str) -> Run[R]:
         """A handle on a run of this workflow, typed by its result."""
@@ -243,6 +248,8 @@ class StartCall(Generic[P, R]):
         workflow, options = self._workflow, self._options
         if options.unique is not None or workflow.definition.unique is not None:
             raise InvalidInput(f"runs of a batch are its own, so they can't have a unique key: {workflow.name}")
+        if callback is not None and not isinstance(callback, Workflow):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"callback= is a workflow of the app, not {callback!r}")
         if callback is not None and callback.definition.unique is not None:
             raise InvalidInput(f"a batch calls back once, so its callback can't have a unique key: {callback.name}")
         starts = self._make_many(inputs, "start_batch")
@@ -293,6 +300,15 @@ class StartCall(Generic[P, R]):
             labels=options.labels or {},
         )
 
+    def make_recurring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+        """The start of a schedule, which gives its runs their ids and times."""
+        given = [name for name in ("id", "at", "delay") if getattr(self._options, name) is not None]
+        if given:
+            raise InvalidInput(
+                f"a schedule gives its runs their ids and times: leave out {', '.join(f'{name}=' for name in given)}"
+            )
+        return self.make_start(args, kwargs)
+
     def _scope(self) -> Scope | None:
         return workflow_scope(self._workflow.app.client, f"workflow {self._workflow.name}")
 
@@ -326,6 +342,8 @@ class StartCall(Generic[P, R]):
         return runs
 
     def _make_many(self, inputs: Iterable[Any], what: str) -> list[Start]:
+        if not isinstance(inputs, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"{what} takes the items to make runs for, not {inputs!r}")
         several = len(self._workflow.definition.signature.names) != 1
         starts: list[Start] = []
         for number, item in enumerate(cast("Iterable[object]", inputs)):
@@ -388,5 +406,8 @@ def _give_ids(starts: Sequence[Start], ids: Iterable[str]) -> None:
     given = [ids] if isinstance(ids, str) else list(ids)
     if len(given) != len(starts):
         raise InvalidInput(f"start_many has {len(given)} ids for {len(starts)} items; give one for each")
+    first: dict[str, Start] = {}
     for start, run_id in zip(starts, given, strict=True):
         start.id = check_id(run_id)
+        if first.setdefault(run_id, start).input != start.input:
+            raise InvalidInput(f"start_many has the id {run_id!r} for two different items; no run was started")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from perdure import App, State
+from perdure import App
 from perdure.cli.admin import unserved
 from perdure.cli.output import duration, shown_url
-from perdure.model import Count, WorkerRecord
+from perdure.model import Limits, QueueReport, Unserved
 
 from .conftest import Run
 from .kit import Perdure, start
@@ -67,7 +67,7 @@ def test_doctor_shows_findings(perdure: Run, app: App) -> None:
     result = perdure("doctor", "--app", "shop")
     assert result.exit_code == 0
     assert "8 workflows are well defined" in result.output
-    assert "warning  1 runs of ship are ready on queue default, and no live worker takes them" in result.output
+    assert "warning  no live worker takes 1 of workflow ship, ready on queue default" in result.output
 
 
 def test_doctor_ends_with_1_when_there_is_a_problem(
@@ -94,18 +94,15 @@ def test_doctor_of_an_app_with_a_definition_that_can_not_work(perdure: Run, fold
     assert result.exit_code == 1 and "error: workflow f has the parameter *args" in result.stderr
 
 
-def test_ready_runs_without_a_worker_are_found() -> None:
-    worker = WorkerRecord(
-        id=1, name="w", host="h", pid=1, queues=["a"], workflows=["f"], concurrency=1, started_at=0, lease_until=0,
-        running=0,
+def test_runs_that_no_live_worker_takes_are_found() -> None:
+    report = QueueReport(
+        queue="q", ready=0, oldest_ready_at=None, running=0, scheduled=0, waiting=0, held=[], kept=[],
+        unserved=[Unserved("f", "", 2), Unserved("g", "3", 1)], paused=False, limits=Limits(), ended_last_minute=0,
     )  # fmt: skip
-    counts = [
-        Count("a", "f", State.QUEUED, 1),
-        Count("b", "f", State.QUEUED, 2),
-        Count("a", "g", State.QUEUED, 3),
-        Count("a", "h", State.WAITING, 4),
-    ]
-    assert [finding.what.split()[0] for finding in unserved(counts, [worker])] == ["2", "3"]
+    one, other = unserved([report])
+    assert one.what == "no live worker takes 2 of workflow f, ready on queue q"
+    assert other.what == "no live worker takes 1 of workflow g, pinned to version 3, ready on queue q"
+    assert "accepts=" in other.advice and "accepts=" not in one.advice
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def made(perdure: Run) -> None:
 
 def test_limits_are_set_listed_and_lifted(perdure: Run, app: App, read: Callable[..., Any]) -> None:
     said = perdure("limits", "set", *URL, "-q", "mail", "--running", "5", "--rate", "100/min", "--burst", "20")
-    assert said.output == "Queue mail: 5 at a time, 100/min, burst 20 (revision 1).\n"
+    assert said.stdout == "Queue mail: 5 at a time, 100/min, burst 20 (revision 1).\n"
     assert perdure("limits", "set", *URL, "--all", "--running", "50", "--who", "ada").exit_code == 0
     assert perdure("limits", "pause", *URL, "-g", "größe/7").output == "Group größe/7 is paused (revision 3).\n"
     lines = perdure("limits", "list", *URL).output.splitlines()
@@ -70,6 +70,18 @@ def test_limits_of_code_are_applied(perdure: Run, app: App, read: Callable[..., 
     assert said.output == "Queue mail: 3 at a time (revision 2).\n"
     [found] = read("limits", "list")
     assert (found["running"], found["who"]) == (3, "deploy")
+
+
+def test_a_scope_that_nothing_is_in_is_told_of_and_kept(perdure: Run, app: App, read: Callable[..., Any]) -> None:
+    start(app, "refuse", "no", id="no")
+    for args in (["pause"], ["resume"], ["set", "--running", "3"]):
+        said = perdure("limits", *args, *URL, "--queue", "bluk")
+        assert said.exit_code == 0
+        assert said.stderr == "No run, worker or schedule has the queue 'bluk' yet (did you mean 'bulk'?).\n"
+        assert perdure("limits", *args, *URL, "--queue", "bulk").stderr == ""
+    assert perdure("limits", "pause", *URL, "-w", "refused").stderr.endswith("(did you mean 'refuse'?).\n")
+    said = perdure("runs", "retry", "--failed", "--workflow", "refused", *URL).stderr
+    assert said.startswith("0 runs are queued again.\nNo run, worker or schedule has the workflow 'refused'")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +145,7 @@ def test_queues_show_limits_and_pauses_that_hold_in_all_of_them(perdure: Run, ap
 
 def test_a_drained_queue_is_paused_and_nothing_of_it_runs(perdure: Run, app: App) -> None:
     result = perdure("limits", "drain", *URL, "-q", "bulk")
-    assert (result.exit_code, result.output) == (0, "Queue bulk is paused (revision 1), and nothing of it runs.\n")
+    assert (result.exit_code, result.stdout) == (0, "Queue bulk is paused (revision 1), and nothing of it runs.\n")
 
 
 def test_top_shows_once_where_there_is_no_terminal(perdure: Run, app: App) -> None:
@@ -265,3 +277,7 @@ def test_runs_that_ended_are_pruned(perdure: Run, app: App, drain: Callable[[], 
     assert perdure("prune", *URL, "--age", "1h").output == "Removed 0 runs.\n"
     app.retain(count=0)
     assert perdure("prune", "--app", "shop").output == "Removed 2 runs.\n"
+    assert (
+        "workflow 'sel' yet (did you mean 'sell'?)"
+        in perdure("prune", "--app", "shop", "-w", "sel", "--count", "1").stderr
+    )

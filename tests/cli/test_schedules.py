@@ -58,6 +58,15 @@ def test_schedules_are_added_listed_paused_triggered_and_removed(
     assert [each["name"] for each in listed()] == ["nightly", "once"]
 
 
+def test_a_schedule_that_is_changed_stays_paused_and_that_is_said(perdure: Run, app: App) -> None:
+    add = ("schedules", "add", "shop:app", "often", "sell", '["fig"]', "--every")
+    assert "paused" not in perdure(*add, "15m").output
+    perdure("schedules", "pause", "often", *URL)
+    assert "it is paused, and stays so until `perdure schedules resume often`" in perdure(*add, "30m").output
+    told = perdure("schedules", "list", *URL).stderr
+    assert told == "No live worker serves workflow sell, which schedule often starts.\n"
+
+
 def test_a_schedule_that_no_code_declares_any_more_is_told_of(
     perdure: Run, app: App, drain: Callable[[], None]
 ) -> None:

@@ -383,7 +383,9 @@ class Reference:
             return True
         if wait.what == WaitFor.SIGNAL:
             return any(arrived.name == wait.target for arrived in run.signals)
-        return wait.what == WaitFor.RUN and self.runs[wait.target].shown.state.final
+        if wait.what != WaitFor.RUN:
+            return False
+        return wait.target not in self.runs or self.runs[wait.target].shown.state.final
 
     def _tick(self, idle: bool) -> None:
         """`idle`: whether there were sessions to be given up when the exchange began."""
@@ -470,6 +472,7 @@ class Reference:
                 self._take_over(end.id, end.state, end.body)
             outcomes = {each.id: Ended(each.id, each.state, each.body) for each in targets if each.state.final}
             assert {end.id: end for end in claim.ended} == outcomes
+            assert claim.missing == []
 
     # --- what must hold at any time
 

@@ -47,6 +47,7 @@ async def test_a_run_claimed_just_before_its_deadline_may_run(store: Store, ada:
 async def test_a_waiting_run_fails_at_its_deadline(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.enqueue([start("r", timeout=1000), start("x")])
     claim, _ = await ada.claim(2)
+    await store.enqueue([start("x", delay=DAY)])
     await ada.park(claim, for_timer(clock.now() + DAY), for_signal(), for_run("x"))
     clock.advance(ms=1000)
     reply = await ada.exchange(slots=5)

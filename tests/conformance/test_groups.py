@@ -20,6 +20,7 @@ from conformance.kit import (
     ids,
     message,
     of_group,
+    of_workflow,
     record,
     settle,
     start,
@@ -148,6 +149,19 @@ async def test_a_run_that_waits_keeps_its_slot(store: Store, ada: Worker) -> Non
     assert (await record(store, "b")).held == "group g is full (1 of 1: run a)"
     await store.signal(message("a"))
     assert ids(await ada.claim()) == ["a"]
+
+
+async def test_a_full_group_tells_why_the_run_that_has_its_slot_does_not_run(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("old", group="g", version="3"), start("new", group="g")])
+    full = "group g is full (1 of 1: run old, which does not run: "
+    unserved = f"{full}no live worker serves version 3 of workflow ship on queue default)"
+    assert (await record(store, "new")).held == unserved
+    await store.pause(of_workflow(), "ada")
+    assert ((await record(store, "new")).held or "").startswith(f"{full}workflow ship is paused by ada since ")
+    await store.pause(of_workflow(), "ada", paused=False)
+    newer = await worker(store, versions={"ship": ["3"]})
+    assert (await record(store, "new")).held == "group g is full (1 of 1: run old)"
+    assert ids(await newer.claim()) == ["old"]
 
 
 async def test_a_run_that_waits_gives_up_its_slot_where_it_was_declared_so(store: Store, ada: Worker) -> None:

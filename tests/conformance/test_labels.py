@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.kit import Worker, all_runs, record, start
-from perdure.errors import RunNotFound
-from perdure.model import RunQuery, State
+from perdure.errors import InvalidInput, RunNotFound
+from perdure.model import MOST_LABELS, RunQuery, State
 from perdure.stores.base import Store
 
 pytestmark = pytest.mark.anyio
@@ -37,6 +37,16 @@ async def test_labels_are_added_changed_and_removed(store: Store) -> None:
     assert await found(store, labels={"x": "1"}) == [] and await found(store, labels={"x": "3"}) == ["a"]
     with pytest.raises(RunNotFound):
         await store.label("nobody", {"x": "1"})
+
+
+async def test_a_run_has_so_many_labels_and_no_more(store: Store) -> None:
+    await store.enqueue([start("a", labels={f"a{n}": "x" for n in range(MOST_LABELS - 2)})])
+    await store.label("a", {"b0": "x", "b1": "x"})
+    with pytest.raises(InvalidInput, match="would have 21 labels"):
+        await store.label("a", {"c": "x"})
+    await store.label("a", {"c": "x", "b0": "", "b1": "y"})
+    labels = (await record(store, "a")).labels
+    assert (len(labels), labels["c"], labels["b1"], "b0" in labels) == (MOST_LABELS, "x", "y", False)
 
 
 @pytest.mark.parametrize("text", ["ü 🎉", "a'b\"c", "[1]", "null", "1"])

@@ -22,7 +22,7 @@ from conformance.kit import (
     worker,
 )
 from perdure.errors import RunEnded, RunNotFound
-from perdure.model import Ended, Kind, State
+from perdure.model import Ended, Kind, Retention, State
 from perdure.stores.base import Claim, Store, To
 
 pytestmark = pytest.mark.anyio
@@ -282,6 +282,41 @@ async def test_a_run_that_is_gone_is_not_waited_for(store: Store, ada: Worker, e
     assert (seen.key, seen.signal, seen.ended) == ("w", None, None)
     reply = await ada.exchange(settles=[settle(parent, To.PARK, waits=[for_run("child")])], slots=1)
     assert [(claim.id, claim.ended) for claim in reply.claims] == [("parent", [])]
+
+
+async def test_a_wait_for_a_run_that_there_is_not_is_true_at_once(store: Store, ada: Worker) -> None:
+    claim = await begin(store, ada)
+    waits = [for_run("nobody", key="w"), for_signal()]
+    reply = await ada.exchange(settles=[settle(claim, To.PARK, waits=waits)], slots=1)
+    assert [(claim.id, claim.ended, claim.missing) for claim in reply.claims] == [("r", [], ["w"])]
+
+
+async def test_a_run_that_is_deleted_wakes_those_who_wait_for_it(store: Store, ada: Worker) -> None:
+    await begin(store, ada, "child")
+    await ada.park(await begin(store, ada, "parent"), for_run("child", key="w"), for_signal())
+    await store.delete("child", force=True)
+    [claim] = await ada.claim()
+    assert (claim.id, claim.ended, claim.missing) == ("parent", [], ["w"])
+
+
+async def test_a_run_that_is_pruned_before_it_is_seen_is_told_of_as_missing(store: Store, ada: Worker) -> None:
+    first, second = await begin(store, ada, "a"), await begin(store, ada, "b")
+    await ada.park(await begin(store, ada, "r"), for_run("a", key="of-a"), for_run("b", key="of-b"))
+    await ada.settle(first, body="1")
+    assert await store.prune([Retention(count=0)], limit=9) == 1
+    await ada.settle(second, body="2")
+    [claim] = await ada.claim()
+    assert (claim.ended, claim.missing) == ([Ended("b", State.SUCCEEDED, "2")], ["of-a"])
+
+
+async def test_a_watched_run_that_is_deleted_is_seen_as_missing(store: Store, ada: Worker) -> None:
+    claim = await begin(store, ada)
+    await store.enqueue([start("other", delay=DAY)])
+    watched = watch(claim, for_run("other", key="w"))
+    assert (await ada.exchange(watches=[watched])).seen == []
+    await store.delete("other", force=True)
+    [seen] = (await ada.exchange(watches=[watched])).seen
+    assert (seen.key, seen.ended, seen.missing) == ("w", None, True)
 
 
 async def test_who_owns_nothing_sees_nothing(store: Store, ada: Worker) -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from conformance.kit import (
     BILL,
+    DAY,
     DEFAULT,
+    LEASE,
     URGENT,
     ManualClock,
     Worker,
@@ -18,7 +20,7 @@ from conformance.kit import (
     start,
     worker,
 )
-from perdure.model import HeldCount, Limits, QueueReport, Rate
+from perdure.model import HeldCount, Limits, QueueReport, Rate, Unserved
 from perdure.stores.base import Store, To
 
 pytestmark = pytest.mark.anyio
@@ -104,6 +106,43 @@ async def test_the_oldest_that_is_ready_is_found_whatever_its_priority(
     for claim in await ada.claim(6):
         await ada.settle(claim)
     assert (await report(store)).oldest_ready_at == created + 20
+
+
+async def test_what_no_live_worker_takes_is_told(store: Store, clock: ManualClock) -> None:
+    created = clock.now()
+    await store.enqueue([start(version="3"), start(version="3"), start(workflow=BILL)])
+    shown = await report(store)
+    # As long as nobody serves the queue at all they are ready: workers may be started by that number.
+    assert (shown.ready, shown.oldest_ready_at, shown.held) == (3, created, [])
+    assert sorted(shown.unserved, key=lambda each: each.runs) == [Unserved(BILL, "", 1), Unserved("ship", "3", 2)]
+    await worker(store, workflows=["ship"], versions={"ship": ["4"]})
+    shown = await report(store)
+    assert (shown.ready, shown.oldest_ready_at, shown.held) == (0, None, [HeldCount("unserved", 3)])
+    await worker(store, versions={"ship": ["3"]})
+    assert ((await report(store)).ready, (await report(store)).unserved) == (3, [])
+    clock.advance(ms=LEASE)
+    assert sum(each.runs for each in (await report(store)).unserved) == 3
+
+
+async def test_what_belongs_to_a_session_of_a_worker_is_held(store: Store) -> None:
+    owner = await worker(store, sessions=1)
+    await store.enqueue([start(session="s") for _ in range(3)])
+    assert (await report(store)).ready == 3
+    await owner.claim_one()
+    shown = await report(store)
+    assert (shown.ready, shown.held, shown.running) == (0, [HeldCount("session", 2)], 1)
+
+
+async def test_limits_that_are_reached_are_told(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_queue(), Limits(running=1), "ada")
+    await store.set_limits(of_workflow(BILL), Limits(rate=Rate(1, DAY, 1)), "ada")
+    await store.enqueue([start(queue=URGENT, workflow=BILL) for _ in range(2)] + [start(), start()])
+    assert [(await report(store)).kept, (await report(store, URGENT)).kept] == [[], []]
+    await ada.claim()
+    assert (await report(store)).kept == ["queue default is at its limit of 1"]
+    [told] = (await report(store, URGENT)).kept
+    assert told.startswith("workflow bill may begin its next run at ") and told.endswith(" (1/day)")
+    assert ((await report(store)).ready, (await report(store, URGENT)).ready) == (1, 1)
 
 
 async def test_what_ended_is_counted_for_a_minute(store: Store, ada: Worker, clock: ManualClock) -> None:

@@ -147,7 +147,7 @@ async def test_a_run_of_a_rated_group_is_put_off_once(store: Store, ada: Worker,
     late = await record(store, "g1")
     assert (late.state, late.wake_at) == (State.SCHEDULED, clock.now() + 1000)
     assert late.held == "group g may begin its next run at 2023-11-14 22:13:21 UTC (1/s)"
-    behind = "group g is full (1 of 1: run g1), and may begin its next run at 2023-11-14 22:13:21 UTC (1/s)"
+    behind = f"group g is full (1 of 1: run g1, which does not run: {late.held})"
     assert (await record(store, "g2")).held == behind
     clock.advance(ms=1000)
     assert ids(await ada.claim()) == ["g1"]

@@ -220,7 +220,7 @@ class Turns:
         if run.slot == 2 or self.over(run):
             first = min(self.holders(key), key=lambda each: each.rank)
             used = f"{len(self.holders(key))} of {self.most(key)}"
-            return f"group {run.start.group} is full ({used}: run {first.shown.id})"
+            return f"group {run.start.group} is full ({used}: run {first.shown.id}"
         if scope := self.paused(run):
             return f"{_name(scope)} is paused by ada since "
         if scope := self.full(run):

@@ -38,6 +38,7 @@ def claim(
         checkpoints=list(checkpoints),
         signals=list(signals),
         ended=[],
+        missing=[],
         more_checkpoints=more_checkpoints,
         more_signals=more_signals,
     )

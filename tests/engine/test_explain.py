@@ -50,6 +50,7 @@ CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
     (record(State.SCHEDULED, wake_at=NOON, held="queue is paused"), [], 0, "queue is paused, until"),
     (record(State.QUEUED, held="queue is paused"), [worker()], 0, "is held: queue is paused"),
     (record(State.QUEUED), [], 0, "no live worker serves workflow ship: start one"),
+    (record(State.QUEUED, version="3"), [], 0, "no live worker serves version 3 of workflow ship: start one"),
     (record(State.QUEUED), [worker(workflows=("bill",))], 0, "no live worker serves workflow ship: the one live"),
     (
         record(State.QUEUED, queue="slow"),

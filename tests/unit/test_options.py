@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -49,7 +50,7 @@ def test_a_burst_is_a_count(burst: Any) -> None:
         parse_rate("5/s", burst)
 
 
-@pytest.mark.parametrize("running", [0, -1, 1.5, True, "5", 2**40])
+@pytest.mark.parametrize("running", [0, -1, 1.5, True, "5"])
 def test_a_limit_is_a_count(app: App, running: Any) -> None:
     with pytest.raises(InvalidInput, match=r"is a whole number from 1 on, not .*; to let nothing run, pause instead"):
         app.limits.declare(queue="mail", running=running)
@@ -176,6 +177,7 @@ def test_schedules_that_can_not_be(app: App) -> None:
         ({"cron": "0 9 * * *", "overlap": "maybe"}, "overlap= is one of allow, skip, queue, cancel"),
         ({"at": datetime(2030, 1, 1)}, "has no time zone"),
         ({"cron": "0 9 * * *", "name": ""}, "a schedule is named"),
+        ({"cron": "0 9 * * *", "name": "n" * 171}, "a schedule is named by at most 170 characters"),
     ]
     for options, message in wrong:
         with pytest.raises(InvalidInput, match=message):
@@ -183,6 +185,59 @@ def test_schedules_that_can_not_be(app: App) -> None:
     with pytest.raises(DefinitionError, match=r"goes above @app\.workflow"):
         app.schedule("0 9 * * *")(cast(Any, len))
     assert app.schedules.declared == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda app, flow: app.schedules.add("s", flow, 5), "cron is a line such as"),
+        (lambda app, flow: app.schedules.add("s", flow, "0 9 * * *", tz=None), "tz is the name of a time zone"),
+        (lambda app, flow: flow.start_batch(None), "start_batch takes the items"),
+        (lambda app, flow: flow.start_many(7), "start_many takes the items"),
+        (lambda app, flow: flow.start_batch([1], callback="w"), "callback= is a workflow of the app, not 'w'"),
+        (lambda app, flow: flow.start_many([1, 2, 3], ids=["a", "b", "a"]), "the id 'a' for two different items"),
+        (lambda app, flow: flow.options(labels=5), "labels are a dict"),
+        (lambda app, flow: app.runs(labels=["a"]), "labels are a dict"),
+        (lambda app, flow: app.runs(labels={"a": 1}), "the value of label a"),
+        (lambda app, flow: app.runs(state=None), "there is no state None"),
+        (lambda app, flow: app.runs(after="x"), "after= is the last run of a page"),
+        (lambda app, flow: app.failures(limit=0), "limit is a whole number from 1 on"),
+        (lambda app, flow: app.retry_failed(limit=-5), "limit is a whole number from 1 on"),
+        (lambda app, flow: app.limits.history(limit="a"), "limit is a whole number from 1 on"),
+        (lambda app, flow: app.limits.set(running=2**31), "running is a whole number from 1 to 2,147,483,647, not"),
+        (lambda app, flow: app.limits.set(running=1, who="a\0"), "who made a change"),
+        (lambda app, flow: app.limits.pause(who="x" * 201), "who made a change"),
+        (lambda app, flow: app.workflow(accepts="12"), r"write accepts=\['12'\]"),
+        (lambda app, flow: app.workflow(group_keep="no"), "group_keep is True or False"),
+    ],
+)
+def test_what_can_not_be_is_told_in_words(app: App, wrong: Callable[[App, Any], object], told: str) -> None:
+    @app.workflow
+    async def flow(n: int) -> None: ...
+
+    with pytest.raises(InvalidInput, match=told):
+        wrong(app, flow)
+
+
+def test_what_a_schedule_starts_has_no_id_or_time_of_its_own(app: App) -> None:
+    @app.workflow
+    async def flow() -> None: ...
+
+    given: list[dict[str, Any]] = [{"id": "x"}, {"delay": 5}, {"at": datetime(2030, 1, 1, tzinfo=UTC)}]
+    for options in given:
+        with pytest.raises(InvalidInput, match=f"leave out {next(iter(options))}="):
+            app.schedules.add("s", flow.options(**options), every=60)
+    with pytest.raises(InvalidInput, match="starts a workflow of the app, not"):
+        app.schedules.add("s", cast(Any, len), every=60)
+
+
+def test_arguments_of_a_schedule_that_do_not_fit_name_it(app: App) -> None:
+    @app.schedule(every=60, name="nightly", args=("x",))
+    @app.workflow
+    async def flow(n: int) -> None: ...
+
+    with pytest.raises(DefinitionError, match="schedule 'nightly': "):
+        _ = app.schedules.declared
 
 
 def test_two_schedules_of_one_name(app: App) -> None:

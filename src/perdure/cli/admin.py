@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 import click
 
 from perdure.app import App
+from perdure.cli.known import unknown
 from perdure.cli.output import duration, one_line, print_json, print_table, shown_url
 from perdure.cli.params import length_of_time
+from perdure.cli.queues import show_unserved
 from perdure.cli.target import on_store, with_store
 from perdure.clock import moment
-from perdure.model import Count, State, WorkerRecord
+from perdure.model import QueueReport, WorkerRecord
 from perdure.stores import open_store
 from perdure.stores.base import Finding, Severity, Store
 
@@ -67,8 +69,15 @@ def migrate(app: App, check: bool, as_script: bool) -> None:
 @click.option("--count", type=click.IntRange(0), metavar="N", help="All but the latest N.")
 def prune(app: App, workflow: str | None, state: str | None, age: timedelta | None, count: int | None) -> None:
     """Remove runs that ended, by the app's own policies (app.retain) or by the one that is given."""
-    removed = on_store(app, lambda _: app.prune(workflow=workflow, state=state, age=age, count=count))
+
+    async def work(store: Store) -> tuple[int, str]:
+        hint = await unknown(app, store, workflow=workflow)
+        return await app.prune(workflow=workflow, state=state, age=age, count=count), hint
+
+    removed, hint = on_store(app, work)
     click.echo(f"Removed {removed:,} runs.")
+    if hint:
+        click.echo(hint, err=True)
 
 
 @click.command()
@@ -104,21 +113,21 @@ async def _examine(app: App, store: Store) -> list[Finding]:
         app.worker()  # raises what is wrong with a definition
         findings.append(Finding(Severity.OK, f"{len(app.workflows)} workflows are well defined"))
     findings += await store.check()
-    return findings + unserved(await store.counts(), await store.workers())
+    return findings + unserved(await store.queues())
 
 
-def unserved(counts: Sequence[Count], live: Sequence[WorkerRecord]) -> list[Finding]:
+def unserved(reports: Sequence[QueueReport]) -> list[Finding]:
     """A warning for each kind of runs that are ready and that no live worker takes."""
     return [
         Finding(
             Severity.WARNING,
-            f"{each.runs} runs of {each.workflow} are ready on queue {each.queue}, and no live worker takes them",
-            "start a worker whose app defines it, with that queue",
+            f"no live worker takes {show_unserved(each)}, ready on queue {report.queue}",
+            "start a worker with that code, or let newer code take them with accepts=[…]"
+            if each.version
+            else "start a worker whose app defines it, with that queue",
         )
-        for each in counts
-        if each.state is State.QUEUED
-        and each.runs
-        and not any(each.queue in worker.queues and each.workflow in worker.workflows for worker in live)
+        for report in reports
+        for each in report.unserved
     ]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from perdure.app import App
+from perdure.call import Call
 from perdure.cli.group import Commands
+from perdure.cli.known import unknown
 from perdure.cli.output import duration, print_json, print_table, timestamp
 from perdure.cli.params import json_option, scope_options
 from perdure.cli.target import on_store, with_store
@@ -48,7 +50,9 @@ def set_limits(
     """Set the limits of a scope; what is not given is unlimited."""
     if unlimited == (running is not None or rate is not None or burst is not None):
         raise click.UsageError("give --running or --rate or both, or --unlimited")
-    record = on_store(app, lambda _: app.limits.set(**scope, running=running, rate=rate, burst=burst, who=who))
+    record = _change_scope(
+        app, scope, lambda: app.limits.set(**scope, running=running, rate=rate, burst=burst, who=who)
+    )
     click.echo(f"{_named(record.scope)}: {show_limits(record.limits)} (revision {record.revision}).")
 
 
@@ -58,7 +62,7 @@ def set_limits(
 @who_option
 def pause(app: App, scope: dict[str, Any], who: str | None) -> None:
     """Keep runs of a scope from beginning. What runs goes on; starts are accepted, and wait."""
-    record = on_store(app, lambda _: app.limits.pause(**scope, who=who))
+    record = _change_scope(app, scope, lambda: app.limits.pause(**scope, who=who))
     click.echo(f"{_named(record.scope)} is paused (revision {record.revision}).")
 
 
@@ -68,7 +72,7 @@ def pause(app: App, scope: dict[str, Any], who: str | None) -> None:
 @who_option
 def resume(app: App, scope: dict[str, Any], who: str | None) -> None:
     """End a pause."""
-    record = on_store(app, lambda _: app.limits.resume(**scope, who=who))
+    record = _change_scope(app, scope, lambda: app.limits.resume(**scope, who=who))
     click.echo(f"{_named(record.scope)} is not paused (revision {record.revision}).")
 
 
@@ -78,7 +82,7 @@ def resume(app: App, scope: dict[str, Any], who: str | None) -> None:
 @who_option
 def drain(app: App, scope: dict[str, Any], who: str | None) -> None:
     """Pause a scope and wait until nothing of it runs. Ctrl-C ends the waiting, and the pause stays."""
-    record = on_store(app, lambda _: app.limits.drain(**scope, who=who))
+    record = _change_scope(app, scope, lambda: app.limits.drain(**scope, who=who))
     click.echo(f"{_named(record.scope)} is paused (revision {record.revision}), and nothing of it runs.")
 
 
@@ -134,6 +138,18 @@ def apply(app: App, who: str | None) -> None:
 
 
 # ---
+
+
+def _change_scope(app: App, scope: dict[str, Any], change: Callable[[], Call[LimitRecord]]) -> LimitRecord:
+    """Changes a scope. It may be one that is used later on, but its name may be mistyped too."""
+
+    async def work(store: Store) -> tuple[LimitRecord, str]:
+        return await change(), await unknown(app, store, workflow=scope["workflow"], queue=scope["queue"])
+
+    record, hint = on_store(app, work)
+    if hint:
+        click.echo(hint, err=True)
+    return record
 
 
 def plain_limits(limits: Limits) -> dict[str, object]:

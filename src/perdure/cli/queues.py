@@ -16,7 +16,7 @@ from perdure.cli.output import console, duration, print_json, print_table, shown
 from perdure.cli.params import json_option
 from perdure.cli.target import on_store, with_store
 from perdure.clock import moment
-from perdure.model import LimitRecord, Limits, Millis, QueueReport, ScopeKind, WorkerRecord
+from perdure.model import LimitRecord, Limits, Millis, QueueReport, ScopeKind, Unserved, WorkerRecord
 from perdure.rates import show_limits, show_scope
 from perdure.stores.base import Store
 
@@ -166,8 +166,19 @@ def _row(report: QueueReport, now: int) -> list[str]:
 
 
 def _held(reports: Sequence[QueueReport]) -> list[str]:
-    """A line for each reason that holds runs."""
-    return [f"  {report.queue}: {each.runs:,} held, {each.reason}" for report in reports for each in report.held]
+    """A line for each reason that holds runs, or keeps those that are ready, and for runs that no worker takes."""
+    lines: list[str] = []
+    for report in reports:
+        lines += [f"  {report.queue}: {each.runs:,} held, {each.reason}" for each in report.held]
+        lines += [f"  {report.queue}: {reason}" for reason in report.kept]
+        lines += [f"  {report.queue}: no live worker takes {show_unserved(each)}" for each in report.unserved]
+    return lines
+
+
+def show_unserved(runs: Unserved) -> str:
+    """Runs that no live worker takes, in words."""
+    version = f", pinned to version {runs.version}" if runs.version else ""
+    return f"{runs.runs:,} of workflow {runs.workflow}{version}"
 
 
 def _around(limits: Sequence[LimitRecord]) -> list[str]:
@@ -200,6 +211,10 @@ def _plain(report: QueueReport) -> dict[str, object]:
         "oldest_ready_at": None if report.oldest_ready_at is None else moment(report.oldest_ready_at),
         "running": report.running,
         "held": {each.reason: each.runs for each in report.held},
+        "kept": report.kept,
+        "unserved": [
+            {"workflow": each.workflow, "version": each.version or None, "runs": each.runs} for each in report.unserved
+        ],
         "scheduled": report.scheduled,
         "waiting": report.waiting,
         "ended_last_minute": report.ended_last_minute,

@@ -11,6 +11,7 @@ from msgspec import json
 
 from perdure.app import App
 from perdure.cli.group import Commands, did_you_mean, verbose
+from perdure.cli.known import unknown
 from perdure.cli.output import STATE_STYLES, console, duration, one_line, print_json, print_table
 from perdure.cli.params import json_option, label_option
 from perdure.cli.plain import plain_run
@@ -173,17 +174,22 @@ def retry(
         return
     if from_step is not None:
         raise click.UsageError("--from-step goes with a run, not with --failed")
-    found = on_store(
-        app,
-        lambda _: app.retry_failed(
+
+    async def work(store: Store) -> tuple[list[str], str]:
+        hint = await unknown(app, store, workflow=workflow, queue=queue)
+        retried = await app.retry_failed(
             workflow=workflow, cause=cause, queue=queue, labels=dict(labels), limit=limit, dry_run=dry_run
-        ),
-    )
+        )
+        return retried, hint
+
+    found, hint = on_store(app, work)
     for each in found:
         click.echo(each)
     what = "would be queued again" if dry_run else "are queued again"
     more = f"; there may be more, --limit says how many ({limit})" if len(found) == limit else ""
     click.echo(f"{len(found)} runs {what}{more}.", err=True)
+    if hint:
+        click.echo(hint, err=True)
 
 
 @runs.command()

@@ -89,7 +89,8 @@ def add_schedule(
             jitter=jitter,
         ),
     )
-    click.echo(f"Schedule {name} starts {workflow} {timing(status.record.schedule)}{_next(status)}.")
+    paused = f"; it is paused, and stays so until `perdure schedules resume {name}`" if status.paused else ""
+    click.echo(f"Schedule {name} starts {workflow} {timing(status.record.schedule)}{_next(status)}{paused}.")
 
 
 @schedules.command("list")
@@ -98,10 +99,11 @@ def add_schedule(
 def list_schedules(app: App, as_text: bool) -> None:
     """List schedules, each with its next five times (in UTC)."""
 
-    async def work(store: Store) -> tuple[Sequence[ScheduleStatus], Sequence[str]]:
-        return await app.schedules.list(), await app.schedules.renamed(store)
+    async def work(store: Store) -> tuple[Sequence[ScheduleStatus], Sequence[str], Sequence[tuple[str, str]]]:
+        control = app.schedules
+        return await control.list(), await control.renamed(store), await control.unserved(store)
 
-    found, renamed = on_store(app, work)
+    found, renamed, unserved = on_store(app, work)
     if as_text:
         print_json([_plain(status) for status in found])
         return
@@ -123,6 +125,8 @@ def list_schedules(app: App, as_text: bool) -> None:
     )
     for name in renamed:
         click.echo(f"No code declares schedule {name} any more (was it renamed?); it goes on until it is removed.")
+    for name, workflow in unserved:
+        click.echo(f"No live worker serves workflow {workflow}, which schedule {name} starts.", err=True)
 
 
 @schedules.command()

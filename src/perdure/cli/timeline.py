@@ -150,7 +150,9 @@ def _child(row: Row, kept: Checkpoint, result: Checkpoint | None, child: ChildRu
 def _error(kept: Checkpoint) -> str:
     if kept.kind is not Kind.RESULT:
         return str(decode_failure(kept.body or "null"))
-    return "it did not end in time" if kept.body is None else "it did not succeed"
+    if kept.body is None:
+        return "it did not end in time"
+    return "there is no such run" if kept.body == "null" else "it did not succeed"
 
 
 def _enclosing(key: str, steps: set[str]) -> str:

@@ -74,6 +74,7 @@ class Execution:
         self.history = History(claim, runtime.store)
         self.inbox = Inbox(claim, runtime.store)
         self.ended: dict[str, Ended] = {ended.id: ended for ended in claim.ended}
+        self.missing = frozenset(claim.missing)
         self.tasks: set[asyncio.Task[Any]] = set()
         """Tasks of the user's own making that called a step or a wait."""
         self._adopted: set[asyncio.Task[Any]] = set()

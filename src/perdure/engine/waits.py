@@ -11,13 +11,15 @@ from msgspec import json
 from perdure.codec import Decoder
 from perdure.engine.execution import Execution
 from perdure.engine.history import through_outages
-from perdure.errors import PerdureError, RunCancelled, RunFailed, RunNotFound, SignalTimedOut, StepFailed
+from perdure.errors import InvalidInput, PerdureError, RunCancelled, RunFailed, RunNotFound, SignalTimedOut, StepFailed
 from perdure.failures import decode_failure, encode_failure, rebuild
-from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, Signal, Start, State, Wait, WaitFor
+from perdure.model import Arrived, Checkpoint, Ended, Json, Kind, Millis, Outcome, Signal, Start, State, Wait, WaitFor
 
 T = TypeVar("T")
 
-_ENDED = json.Decoder(Ended)
+_SEEN = json.Decoder(Ended | None)
+_MISSING = "null"
+"""What is kept of a wait for a run that there is not."""
 
 
 async def sleep_for(execution: Execution, key: str, *, delay: Millis | None = None, at: Millis | None = None) -> None:
@@ -120,55 +122,48 @@ async def result_of(
     timeout: Millis | None = None,
     child_key: str | None = None,
 ) -> Any:
-    """The result of another run: waits for its end, and keeps what it saw.
+    """The result of another run: waits for its end, and keeps what it saw. `RunNotFound` when there is none.
 
     A child that did not succeed is marked in the checkpoint of its start (`child_key`) too: when this run is retried,
     a new child is started, as a failed step is run again.
     """
+    if run_id == execution.claim.id:
+        led = "" if child_key is None else ": it has itself the unique key of what it started"
+        raise InvalidInput(f"run {run_id} would wait for its own end{led}")
     saved = await execution.saved(key, Kind.RESULT)
     if saved is not None and saved.outcome is not Outcome.OPEN:
         await execution.replay(saved.saved_at, saved.position)
-        if saved.body is None:
-            raise TimeoutError(_too_late(run_id))
-        return result(_ENDED.decode(saved.body), decoder)
+        return _outcome(run_id, saved.body, decoder)
     await execution.live()
     began = execution.now() if saved is None else saved.started_at
     at = saved.at if saved is not None else None if timeout is None else began + timeout
-    ended = execution.ended.get(run_id)
-    if ended is None:
-        seen = None
-        if at is None or at > execution.now():
-            if saved is not None or child_key is None:
-                await _check_there(execution, run_id, child_key, began)
-            if saved is None:
-                execution.save_soon(Checkpoint(key, Kind.RESULT, Outcome.OPEN, at=at, started_at=began))
-            seen = await execution.wait(Wait(key, WaitFor.RUN, run_id, at))
-        ended = seen.ended if seen is not None else None
-        if ended is None:
-            await _check_there(execution, run_id, child_key, began)
+    ended, missing = execution.ended.get(run_id), key in execution.missing
+    if ended is None and not missing and (at is None or at > execution.now()):
+        if saved is None:
+            execution.save_soon(Checkpoint(key, Kind.RESULT, Outcome.OPEN, at=at, started_at=began))
+        seen = await execution.wait(Wait(key, WaitFor.RUN, run_id, at))
+        if seen is not None:
+            ended, missing = seen.ended, seen.missing
     with execution.in_flight():
-        body = None if ended is None else json.encode(ended).decode()
+        body = json.encode(ended).decode() if ended is not None else _MISSING if missing else None
         good = ended is not None and ended.state is State.SUCCEEDED
-        if ended is not None and not good and child_key is not None:
+        if body is not None and not good and child_key is not None:
             child = json.encode(run_id).decode()
             execution.save_soon(Checkpoint(child_key, Kind.CHILD, Outcome.ERROR, child, started_at=began))
         await execution.save(
             Checkpoint(key, Kind.RESULT, Outcome.OK if good else Outcome.ERROR, body, started_at=began)
         )
+    return _outcome(run_id, body, decoder)
+
+
+def _outcome(run_id: str, body: Json | None, decoder: Decoder[Any]) -> Any:
+    """What is kept of a wait for a run: its result, or an error raised."""
+    if body is None:
+        raise TimeoutError(f"run {run_id} has not ended in time; it goes on, and its result can be asked for again")
+    ended = _SEEN.decode(body)
     if ended is None:
-        raise TimeoutError(_too_late(run_id))
+        raise RunNotFound(f"there is no run {run_id!r} to wait for; was it deleted or pruned, or is the id mistyped?")
     return result(ended, decoder)
-
-
-async def _check_there(execution: Execution, run_id: str, child_key: str | None, began: Millis) -> None:
-    with execution.in_flight():
-        if await through_outages(lambda: execution.runtime.store.missing([run_id])):
-            if child_key is not None:
-                child = json.encode(run_id).decode()
-                execution.save_soon(Checkpoint(child_key, Kind.CHILD, Outcome.ERROR, child, started_at=began))
-            raise RunNotFound(
-                f"there is no run {run_id!r} to wait for; was it pruned or deleted, or is the id mistyped?"
-            )
 
 
 async def send_signal(execution: Execution, key: str, signal: Signal) -> None:
@@ -231,7 +226,3 @@ def result(ended: Ended, decoder: Decoder[Any]) -> Any:
     if ended.state is State.CANCELLED:
         raise RunCancelled(ended.id, json.decode(ended.body or '"no reason given"', type=str))
     raise RunFailed(ended.id, decode_failure(ended.body or "null"))
-
-
-def _too_late(run_id: str) -> str:
-    return f"run {run_id} has not ended in time; it goes on, and its result can be asked for again"

@@ -72,7 +72,8 @@ class To(StrEnum):
     checkpoint had consumed wait again, where they were."""
     PARK = "park"
     """Nothing is in flight but `waits`. The run is `waiting` until one of them comes true; if one is true already
-    (its time has come, such a signal is there, that run has ended), it is `queued` at once."""
+    (its time has come, such a signal is there, that run has ended), it is `queued` at once. A wait for a run that there
+    is not (it never was, or was deleted or pruned) is true: removing a run wakes those that are parked for it."""
     RELEASE = "release"
     """Handed back without counting: `queued` again, same attempt, same place."""
     CONTINUE = "continue"
@@ -204,6 +205,8 @@ class Claim(Struct):
     """The first `PAGE` of those that wait, in order."""
     ended: list[Ended]
     """Of the runs that it was parked for, those that have ended."""
+    missing: list[str]
+    """Of the waits that it was parked for, the keys of those for runs that there are not."""
     more_checkpoints: bool
     more_signals: bool
     group: str = ""
@@ -213,14 +216,15 @@ class Claim(Struct):
 
 
 class Seen(Struct):
-    """A watched wait that is true: the signal that waits (the first of its name), or the run that ended. With neither
-    its time is over, or there is no such run any more."""
+    """A watched wait that is true: the signal that waits (the first of its name), the run that ended, or that there is
+    no such run. With none of these its time is over."""
 
     ref: Ref
     token: int
     key: str
     signal: Arrived | None = None
     ended: Ended | None = None
+    missing: bool = False
 
 
 class Existed(Struct):
@@ -441,7 +445,8 @@ class Store(Protocol):
         ...
 
     async def label(self, run_id: str, labels: dict[str, str]) -> None:
-        """Adds to, or changes, the labels of a run; an empty value removes one. Raises `RunNotFound`."""
+        """Adds to, or changes, the labels of a run; an empty value removes one. Raises `RunNotFound`, and
+        `InvalidInput` when it would have more than `MOST_LABELS`."""
         ...
 
     # --- batches

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from perdure import sleep, wait_signal
-from perdure.errors import RunNotFound
+from perdure.errors import RunFailed, RunNotFound
 
 from .conftest import Explore, Play
 from .kit import new_app, state
@@ -87,6 +87,81 @@ async def test_a_run_can_wait_for_any_other_run(play: Play) -> None:
         assert [await state(first), await state(second)] == ["waiting", "waiting"]
         await first.signal("go", 7)
         assert await second.result() == 7
+
+
+async def test_a_wait_for_a_run_that_is_not_there_ends(explore: Explore) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> str:
+        try:
+            await app.run("nobody").result()
+        except RunNotFound as error:
+            await sleep(1)
+            return str(error)
+        return "none"
+
+    report = await explore(flow)
+    report.check()
+    assert "'nobody'" in report.undisturbed
+
+
+async def test_a_wait_for_a_child_that_is_deleted_ends(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child() -> str:
+        return await wait_signal("go", str)
+
+    @app.workflow
+    async def parent() -> str:
+        return await child.run()
+
+    @app.workflow
+    async def several() -> list[str]:
+        return await (await child.start_batch([(), ()])).result()
+
+    async with play(app) as sandbox:
+        runs = [await parent.start(), await several.start()]
+        await sandbox.settle()
+        for run in runs:
+            await app.run((await app.runs(parent=run.id))[0].id).delete(force=True)
+        await sandbox.settle()
+        assert [await state(run) for run in runs] == ["failed", "waiting"]
+        [left] = await app.runs(parent=runs[1].id)
+        await app.run(left.id).signal("go", "x")
+        for run in runs:
+            with pytest.raises(RunFailed, match="RunNotFound: there is no run"):
+                await run.result()
+        # Tried again, it starts another child.
+        await runs[0].retry()
+        await sandbox.settle()
+        await app.run((await app.runs(parent=runs[0].id))[0].id).signal("go", "anew")
+        assert await runs[0].result() == "anew"
+
+
+async def test_a_run_that_is_pruned_while_who_waits_for_it_is_paused(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def one() -> str:
+        return await wait_signal("go", str)
+
+    @app.workflow
+    async def other(run_id: str) -> str:
+        return await one.get(run_id).result()
+
+    async with play(app) as sandbox:
+        first = await one.start()
+        second = await other.start(first.id)
+        await sandbox.settle()
+        await app.limits.pause(workflow="other")
+        await first.signal("go", "x")
+        await sandbox.settle()
+        assert await app.prune(workflow="one", age=0) == 1
+        await app.limits.resume(workflow="other")
+        with pytest.raises(RunFailed, match="RunNotFound"):
+            await second.result()
 
 
 async def test_a_wait_for_a_result_gives_up_in_time(play: Play) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 
 import pytest
@@ -121,3 +122,20 @@ async def test_pruning_goes_by_the_most_specific_policy(play: Play) -> None:
         assert await app.prune(count=1) == 2
         assert await app.prune(count=0) == 1
         assert await app.runs() == []
+
+
+async def test_a_policy_for_a_workflow_that_nothing_has_is_told_of(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def item() -> None: ...
+
+    app.retain(workflow="item", count=1)
+    app.retain(workflow="itme", count=1)
+    with caplog.at_level(logging.WARNING, "perdure.worker"):
+        async with play(app):
+            pass
+    [told] = [record.getMessage() for record in caplog.records]
+    assert told == "app.retain(workflow='itme') lets nothing go: no run has that workflow (did you mean 'item'?)"

@@ -98,10 +98,17 @@ async def test_progress_belongs_into_a_run_and_fits_it(play: Play) -> None:
     async def flow(value: str) -> None:
         if value == "total":
             progress("no number", total=3)
+        if value == "below":
+            progress(-1, 5)
         progress(object())
 
     async with play(app):
-        for value, message in (("total", "total= and note= go with a number"), ("object", "the progress")):
+        wrong = {
+            "total": "total= and note= go with a number",
+            "below": "progress goes from 0 on",
+            "object": "the progress",
+        }
+        for value, message in wrong.items():
             run = await flow.start(value)
             with pytest.raises(Exception, match=message):
                 await run.result()

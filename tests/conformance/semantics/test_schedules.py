@@ -211,12 +211,30 @@ async def test_a_renamed_schedule_is_visible(play: Play, caplog: pytest.LogCaptu
         assert "no code declares" not in caplog.text
 
 
+async def test_a_schedule_whose_workflow_no_worker_serves_is_visible(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, _ = reporting(cron="0 3 * * *", name="old")
+    async with play(app, at(2030, 1, 1)) as sandbox:
+        other = new_app()
+
+        @other.workflow
+        async def something() -> None: ...
+
+        with caplog.at_level(logging.WARNING, "perdure.worker"):
+            await deploy(sandbox, other)
+        assert "schedule old starts workflow report, which no live worker serves: its runs wait" in caplog.text
+        assert await other.schedules.unserved(await other.client.store()) == [("old", "report")]
+
+
 async def test_a_deploy_changes_the_time_and_keeps_the_pause(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     app, _ = reporting(cron="0 3 * * *", name="nightly")
     async with play(app, at(2030, 1, 1)) as sandbox:
         await app.schedules.pause("nightly")
         other, _ = reporting(cron="0 4 * * *", name="nightly")
-        await deploy(sandbox, other)
+        with caplog.at_level(logging.WARNING, "perdure.worker"):
+            await deploy(sandbox, other)
+        assert "schedule nightly was 0 3 * * * (UTC) and is 0 4 * * * (UTC) from now on" in caplog.text
         [status] = await other.schedules.list()
         assert (status.paused, status.upcoming[0].hour) == (True, 4)
         await other.schedules.add("nightly", other.find("report"), "0 5 * * *")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure import sleep, wait_signal
+from perdure.errors import RunFailed
 
 from .conftest import Play
 from .kit import new_app, replay
@@ -47,6 +48,23 @@ async def test_the_key_is_free_however_the_run_ends(play: Play, end: str) -> Non
         await (first.signal("go") if end == "fail" else first.cancel())
         await sandbox.settle()
         assert not (await flow.start()).existed
+
+
+async def test_a_run_that_would_wait_for_itself_fails(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow(unique="key")
+    async def flow() -> None:
+        await flow.run()
+
+    @app.workflow(unique="key")
+    async def other() -> None:
+        await (await other.start()).result()
+
+    async with play(app):
+        for workflow in (flow, other):
+            with pytest.raises(RunFailed, match=r"InvalidInput.*would wait for its own end: it has itself the unique"):
+                await workflow.run()
 
 
 async def test_a_run_that_has_not_begun_is_replaced(play: Play) -> None:

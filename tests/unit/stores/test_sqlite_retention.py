@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.stores.sqlite.retention import PRUNE_ROWS, Due, Ending
+from perdure.stores.shared.retention import PRUNE_ROWS, Due, Ending
 
 HALF = PRUNE_ROWS // 2
 

@@ -36,7 +36,7 @@ DOMAIN: dict[str, type[PerdureError]] = {
 """What the SQL functions raise by codes of their own; the message is theirs, for people."""
 
 _CONFLICTS: dict[str, Callable[[str, str], PerdureError]] = {
-    "PD008": lambda batch, what: batch_conflict(batch, what),
+    "PD008": batch_conflict,
     "PD009": lambda run_id, _: id_conflict(run_id, "a run of this batch"),
 }
 """The same, where the detail is an id."""

@@ -34,8 +34,8 @@ from perdure.stores.base import (
     Settle,
     To,
 )
-from perdure.stores.sqlite.schedules import read_schedules
 from perdure.stores.postgres.session import Session, encode, parse
+from perdure.stores.shared.schedules import read_schedules
 
 _ENDS = {To.SUCCEEDED, To.FAILED, To.CANCELLED}
 _OVERDUE = [deadline_exceeded(), OVERDUE, DEADLINE_PASSED, PARENT_DEADLINE_PASSED]
@@ -207,9 +207,10 @@ def _last_of_each(saves: Sequence[Save]) -> Sequence[Save]:
     for save in saves:
         place = save.ref, save.checkpoint.key
         before = kept.pop(place, None)
-        if before is not None and before.token == save.token:
-            save = replace(save, consumes=save.consumes or before.consumes, starts=save.starts or before.starts)
-        kept[place] = save
+        if before is None or before.token != save.token:
+            kept[place] = save
+        else:
+            kept[place] = replace(save, consumes=save.consumes or before.consumes, starts=save.starts or before.starts)
     return saves if len(kept) == len(saves) else list(kept.values())
 
 

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from perdure.budget import Budget, Head
 from perdure.model import Scope
 from perdure.stores.postgres.session import Session
-from perdure.stores.sqlite.claim import _budget, _Rows, _Running
-from perdure.stores.sqlite.reasons import _FactsList, _head, _Pauses, _reason
-from perdure.budget import scopes_of
+from perdure.stores.shared.budgets import limited, read_budgets, take_running
+from perdure.stores.shared.reasons import Facts, explain, heads_of, holders_of, read_facts, read_pauses
 
 
 async def reasons(db: Session, numbers: Sequence[int]) -> dict[int, str]:
     """For those of the runs that something keeps from running: what it is. A free slot or a worker may lack besides."""
-    facts = await db.decode(_FactsList, "facts", list(numbers))
+    facts = await _facts(db, numbers)
     if not facts:
         return {}
-    groups = sorted({each.group for each in facts if each.group})
-    pauses = {Scope(pause.kind, pause.name): pause for pause in await db.decode(_Pauses, "pauses", groups)}
-    left = {Scope(row.kind, row.name): _budget(row) for row in await db.decode(_Rows, "budgets", groups)}
-    if any(budget.left is not None for budget in left.values()):
-        for queue, workflow, runs in await db.decode(_Running, "running"):
-            for scope in scopes_of(queue, workflow):
-                budget = left.get(scope)
-                if budget is not None and budget.left is not None:
-                    budget.left -= runs
-    now = db.clock() or int(await db.get("now"))
-    found = {each.run: _reason(each, pauses, left, now) for each in facts}
-    return {run: reason for run, reason in found.items() if reason is not None}
+    holding = holders_of(facts)
+    holders = await _facts(db, holding) if holding else []
+    heads = heads_of([*facts, *holders])
+    groups = sorted({head.group for head in heads if head.group})
+    pauses = read_pauses(await db.text("pauses", groups))
+    return explain(facts, holders, pauses, await budgets(db, heads), await db.time())
+
+
+async def budgets(db: Session, heads: Iterable[Head]) -> dict[Scope, Budget]:
+    """What is left of limits and rates, of all scopes that runs lie in."""
+    left = read_budgets(await db.text("budgets", sorted({head.group for head in heads if head.group})))
+    if limited(left):
+        take_running(left, await db.text("running"))
+    return left
+
+
+async def _facts(db: Session, numbers: Sequence[int]) -> list[Facts]:
+    return read_facts(await db.text("facts", list(numbers), db.clock()))

@@ -9,7 +9,7 @@ import msgspec
 
 from perdure.model import Millis, Retention, State
 from perdure.stores.postgres.session import Session
-from perdure.stores.sqlite.retention import Due, Ending, choose
+from perdure.stores.shared.retention import Due, Ending, choose
 
 _Lanes = msgspec.json.Decoder(list[tuple[int, str, dict[State, int], dict[State, int]]])
 
@@ -49,7 +49,7 @@ async def _due(db: Session, policies: Sequence[Retention], limit: int) -> Due:
                 places[policy].append((lane, state))
                 runs[policy] += number - kept.get(state, 0)
     found: list[Ending] = []
-    now = db.clock() or int(await db.get("now"))
+    now = await db.time()
     for policy, held in places.items():
         surplus = 0 if policy.count is None else runs[policy] - policy.count
         latest = None if policy.age is None else now - policy.age

@@ -29,6 +29,14 @@ class Session:
         """The time to be taken for the server's; None for its own."""
         return None if self._now is None else self._now()
 
+    async def time(self) -> Millis:
+        """The store's time."""
+        return self.clock() or int(await self.get("now"))
+
+    async def text(self, name: str, *args: Any) -> str | None:
+        """The one text that a statement that reads gives, as a rule JSON."""
+        return (await self._call(self._reads[name], *args))[0][0]
+
     async def call(self, name: str, *args: Any) -> Any:
         """Calls a function of the schema; returns its row."""
         return (await self._call(self._calls[name], *args))[0]

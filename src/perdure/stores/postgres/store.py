@@ -31,7 +31,8 @@ from perdure.model import (
 )
 from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Severity, Subscription, Topic
 from perdure.stores.postgres import limits as limiting
-from perdure.stores.postgres import listen, lists, migrate, queues, reads, retention, starts
+from perdure.stores.postgres import listen, lists, migrate, queues, reads, retention
+from perdure.stores.postgres import starts as starting
 from perdure.stores.postgres import worker as workers
 from perdure.stores.postgres.exchange import Desk
 from perdure.stores.postgres.keeper import LeaseKeeper
@@ -39,7 +40,7 @@ from perdure.stores.postgres.pool import Connections
 from perdure.stores.postgres.session import Session, encode
 from perdure.stores.postgres.told import ToldSubscription, WorkSubscription
 from perdure.stores.postgres.url import Location
-from perdure.stores.sqlite.schedules import read_schedules
+from perdure.stores.shared.schedules import read_schedules
 
 
 class PostgresStore:
@@ -83,7 +84,7 @@ class PostgresStore:
         return told
 
     async def now(self) -> Millis:
-        return self._db.clock() or int(await self._db.get("now"))
+        return await self._db.time()
 
     def _look_again(self) -> None:
         for subscription in self._work:
@@ -91,8 +92,8 @@ class PostgresStore:
 
     # --- clients
 
-    async def enqueue(self, starts_: Sequence[Start]) -> list[Started]:
-        return await starts.enqueue(self._db, starts_)
+    async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
+        return await starting.enqueue(self._db, starts)
 
     async def signal(self, signal: Signal) -> None:
         await self._db.get("deliver", self._db.clock(), signal.id, signal.run_id, signal.name, signal.body)
@@ -140,8 +141,8 @@ class PostgresStore:
     async def label(self, run_id: str, labels: dict[str, str]) -> None:
         await self._db.get("set_labels", run_id, encode(labels), MOST_LABELS)
 
-    async def open_batch(self, batch: str, starts_: Sequence[Start], callback: Start | None) -> list[Started]:
-        return await starts.open_batch(self._db, batch, starts_, callback)
+    async def open_batch(self, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+        return await starting.open_batch(self._db, batch, starts, callback)
 
     async def batch(self, batch: str) -> BatchRecord | None:
         return await reads.batch(self._db, batch)

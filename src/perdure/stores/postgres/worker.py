@@ -14,7 +14,9 @@ _Suspects = msgspec.json.Decoder(list[Suspect])
 
 async def register(db: Session, worker: Registration) -> int:
     """Begins an incarnation and returns its id."""
-    versions = [part for workflow, known in worker.versions.items() for version in known for part in (workflow, version)]
+    versions = [
+        part for workflow, known in worker.versions.items() for version in known for part in (workflow, version)
+    ]
     return int(
         await db.get(
             "register",
@@ -42,7 +44,7 @@ async def take_back(db: Session, name: str | None) -> int:
     if not workers:
         return 0
     suspects = parse(_Suspects, runs)
-    now = db.clock() or int(await db.get("now"))
+    now = await db.time()
     verdicts = judge(suspects, now)
     tokens = {suspect.ref: suspect.token for suspect in suspects}
     return int(

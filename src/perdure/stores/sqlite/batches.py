@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.errors import InvalidInput, batch_conflict, id_conflict
-from perdure.model import BatchRecord, Start, Started, Wait, WaitFor
+from perdure.model import MOST_LABELS, BatchRecord, Start, Started, Wait, WaitFor
 from perdure.stores.sqlite.control import find_run
 from perdure.stores.sqlite.enqueue import enqueue, known
 from perdure.stores.sqlite.executor import Transaction
@@ -63,5 +63,8 @@ def label(transaction: Transaction, run_id: str, labels: dict[str, str]) -> None
         raise InvalidInput(f"a label of run {run_id} has a NUL, which can't be kept")
     run, _ = find_run(transaction, run_id)
     params = {"run": run, "labels": encode(labels)}
+    number = transaction.row(_SQL["labelled"], params)[0]
+    if number > MOST_LABELS:
+        raise InvalidInput(f"run {run_id} would have {number} labels, and {MOST_LABELS} is the most; remove some first")
     transaction.change(_SQL["label"], params)
     transaction.change(_SQL["unlabel"], params)

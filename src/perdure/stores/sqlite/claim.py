@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from perdure.budget import Budget, Head, Meter, Pick, pick, put_off, scopes_of, spend
-from perdure.model import Millis, Rate, Scope, ScopeKind
+from perdure.budget import Budget, Head, Pick, pick, put_off, spend
+from perdure.model import Millis, Scope
 from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Exchange
+from perdure.stores.shared.budgets import limited, read_budgets, take_running
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
 
@@ -20,21 +21,6 @@ _MOST_AHEAD = 500
 _SQL = load("exchange")
 _Heads = msgspec.json.Decoder(list[Head])
 _Ahead = msgspec.json.Decoder(dict[int, int])
-_Running = msgspec.json.Decoder(list[tuple[str, str, int]])
-
-
-class _BudgetRow(NamedTuple):
-    kind: ScopeKind
-    name: str
-    running: int | None
-    number: int | None
-    period: int | None
-    burst: int | None
-    debt: int
-    at: Millis
-
-
-_Rows = msgspec.json.Decoder(list[_BudgetRow])
 
 
 class Outlook(NamedTuple):
@@ -152,24 +138,10 @@ def _rooms(transaction: Transaction, worker: int) -> _Rooms:
 def budgets(transaction: Transaction, heads: list[Head]) -> dict[Scope, Budget]:
     """What is left of limits and rates, of all scopes that runs lie in."""
     groups = sorted({head.group for head in heads if head.group})
-    rows = _Rows.decode(transaction.row(_SQL["budgets"], {"groups": encode(groups)})[0])
-    found = {Scope(row.kind, row.name): _budget(row) for row in rows}
-    if any(budget.left is not None for budget in found.values()):
-        for queue, workflow, runs in _Running.decode(transaction.row(_SQL["running"])[0]):
-            for scope in scopes_of(queue, workflow):
-                budget = found.get(scope)
-                if budget is not None and budget.left is not None:
-                    budget.left -= runs
-    return found
-
-
-def _budget(row: _BudgetRow) -> Budget:
-    meter = None
-    if row.number is not None and row.period is not None and row.burst is not None:
-        meter = Meter(Rate(row.number, row.period, row.burst), row.debt, row.at)
-    # The limit of a group is kept to before its runs are ready.
-    most = None if row.kind is ScopeKind.GROUP else row.running
-    return Budget(most, most, meter)
+    left = read_budgets(transaction.row(_SQL["budgets"], {"groups": encode(groups)})[0])
+    if limited(left):
+        take_running(left, transaction.row(_SQL["running"])[0])
+    return left
 
 
 def _take(transaction: Transaction, params: dict[str, int], chosen: list[Head], *, least: int) -> int:

@@ -9,6 +9,7 @@ import msgspec
 from perdure.errors import ScheduleNotFound
 from perdure.model import Fire, Millis, Overlap, Schedule, ScheduleRecord, Start, Wait, WaitFor
 from perdure.stores.base import Topic
+from perdure.stores.shared.schedules import read_schedules
 from perdure.stores.sqlite.control import cancel
 from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction
@@ -17,42 +18,7 @@ from perdure.stores.sqlite.sql import encode, load
 _SQL = load("schedule")
 
 
-class _Row(msgspec.Struct):
-    name: str
-    spec: msgspec.Raw
-    paused: bool
-    next_slot: Millis | None
-    last_slot: Millis | None
-    last_run: str | None
-    declared: bool
-
-
-_Rows = msgspec.json.Decoder(list[_Row])
-_Spec = msgspec.json.Decoder(Schedule)
 _Ids = msgspec.json.Decoder(list[str])
-
-
-def read_schedules(rows: str) -> list[ScheduleRecord]:
-    """Schedules as they are kept. One that newer code has put there, and that can't be read, is told of as broken: it
-    must not take the others with it."""
-    return [_record(row) for row in _Rows.decode(rows)]
-
-
-def _record(row: _Row) -> ScheduleRecord:
-    broken = None
-    try:
-        schedule = _Spec.decode(row.spec)
-    except msgspec.ValidationError as error:
-        schedule, broken = Schedule(name=row.name, start=Start("", "", "", "null")), str(error)
-    return ScheduleRecord(
-        schedule=schedule,
-        paused=row.paused,
-        next_slot=row.next_slot,
-        last_slot=row.last_slot,
-        last_run=row.last_run,
-        declared=row.declared,
-        broken=broken,
-    )
 
 
 def put(transaction: Transaction, schedule: Schedule, next_slot: Millis | None, *, declared: bool) -> ScheduleRecord:

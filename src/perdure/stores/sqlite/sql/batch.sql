@@ -1,4 +1,4 @@
--- Batches and labels: what ties runs together. Only `batch` and `open` do not need the write lock.
+-- Batches and labels: what ties runs together. Only `batch`, `open` and `labelled` do not need the write lock.
 
 -- name: open
 -- With how many items a batch was opened that is there, and its callback. Uses the primary key.
@@ -26,6 +26,12 @@ SELECT json_group_array(
     )
 )
 FROM batch WHERE id = :batch;
+
+-- name: labelled
+-- How many labels a run has when it gets these. Uses the primary key.
+SELECT
+    (SELECT count(*) FROM json_each(:labels) WHERE value <> '')
+    + (SELECT count(*) FROM label WHERE run = :run AND key NOT IN (SELECT key FROM json_each(:labels)));
 
 -- name: label
 -- Sets labels of a run. Uses the primary key.

@@ -473,7 +473,8 @@ SELECT json_group_array(
                 SELECT json_object('id', t.id, 'state', t.state, 'body', o.body)
                 FROM run AS t LEFT JOIN outcome AS o ON o.run = t.seq WHERE t.seq = found.ended
             )
-        END
+        END,
+        'missing', json(iif(missing, 'true', 'false'))
     )
 )
 FROM (
@@ -490,7 +491,7 @@ FROM (
             WHEN w.what = 'run'
             THEN (SELECT t.seq FROM run AS t WHERE t.id = w.target AND t.finished_at IS NOT NULL)
         END AS ended,
-        w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target) AS gone
+        w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target) AS missing
     FROM (
         SELECT
             json_extract(value, '$[0]') AS seq,
@@ -502,7 +503,7 @@ FROM (
         FROM json_each(:watches)
     ) AS w
 ) AS found
-WHERE position IS NOT NULL OR ended IS NOT NULL OR gone OR at <= :now;
+WHERE position IS NOT NULL OR ended IS NOT NULL OR missing OR at <= :now;
 
 -- name: reply
 -- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals, one more
@@ -553,6 +554,11 @@ SELECT
                     CROSS JOIN run AS t ON t.id = w.target AND t.finished_at IS NOT NULL
                     LEFT JOIN outcome AS o ON o.run = t.seq
                     WHERE w.run = r.seq AND w.what = 'run'
+                ),
+                'missing', (
+                    SELECT json_group_array(w.key)
+                    FROM wait AS w
+                    WHERE w.run = r.seq AND w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target)
                 ),
                 'labels', CASE
                     WHEN (SELECT EXISTS (SELECT 1 FROM label))

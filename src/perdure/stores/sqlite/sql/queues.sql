@@ -1,10 +1,11 @@
 -- What is in the queues. Reads only; no statement here walks runs that ended longer ago than a minute.
 
 -- name: report
--- One row for each queue, with what is live in it and what has ended lately; what is ready in a lane that is paused is
--- held. Counts by run_ready, the lanes, run_away, run_line, run_over, run_holder and run_seat; of what is ready it looks
--- at the first run of each priority, skipping from one to the next; halves run_prunable until it finds where the last
--- minute begins.
+-- One row for each lane and for each kind of what is live in it or has ended lately, and whether a live worker serves the
+-- queue; what is ready in a lane that is paused, in a session that has an owner, or in a lane that no live worker serves
+-- is told apart. Walks the workers and the lanes. Counts by run_ready, run_away, run_line, run_over, run_holder and
+-- run_seat; of what is ready it looks at the first run of each priority, skipping from one to the next; halves
+-- run_prunable until it finds where the last minute begins.
 WITH RECURSIVE
 span (lane, state, low, high) AS (
     -- Between `low` and `high` is, by the order of finishing, the first one that ended after :since.
@@ -63,9 +64,9 @@ head (lane, owner, priority) AS (
         )
     )
 ),
-ready (lane, runs, oldest) AS (
+ready (lane, owner, runs, oldest) AS (
     SELECT
-        c.lane, c.runs,
+        c.lane, c.owner, c.runs,
         (
             SELECT min(
                 (
@@ -75,15 +76,28 @@ ready (lane, runs, oldest) AS (
                     ORDER BY r.place, r.seq LIMIT 1
                 )
             )
-            FROM head AS h WHERE h.lane = c.lane
+            FROM head AS h WHERE h.lane = c.lane AND h.owner = c.owner
         )
     FROM (
-        SELECT lane, count(*) AS runs FROM run INDEXED BY run_ready
-        WHERE state = 'queued' AND held IS NULL GROUP BY lane
+        SELECT lane, owner, count(*) AS runs FROM run INDEXED BY run_ready
+        WHERE state = 'queued' AND held IS NULL GROUP BY lane, owner
     ) AS c
 ),
 found (lane, what, runs, oldest) AS (
-    SELECT r.lane, iif(l.paused, 'paused', 'ready'), r.runs, iif(l.paused, NULL, r.oldest)
+    SELECT
+        r.lane,
+        CASE
+            WHEN l.paused THEN 'paused'
+            WHEN r.owner > 0 THEN 'session'
+            WHEN EXISTS (
+                SELECT 1
+                FROM worker AS w
+                CROSS JOIN worker_lane AS s ON s.worker = w.id AND s.owner = r.owner AND s.lane = r.lane
+                WHERE w.lease_until > :now
+            ) THEN 'ready'
+            ELSE 'unserved'
+        END,
+        r.runs, iif(l.paused OR r.owner > 0, NULL, r.oldest)
     FROM ready AS r CROSS JOIN lane AS l ON l.id = r.lane
     UNION ALL
     SELECT id, 'running', running, NULL FROM lane WHERE running > 0
@@ -113,9 +127,17 @@ found (lane, what, runs, oldest) AS (
         NULL
     FROM span AS p WHERE p.low >= p.high
 )
-SELECT json_group_array(json_array(queue, what, runs, oldest))
-FROM (
-    SELECT l.queue, f.what, sum(f.runs) AS runs, min(f.oldest) AS oldest
-    FROM lane AS l LEFT JOIN found AS f ON f.lane = l.id
-    GROUP BY l.queue, f.what
-);
+SELECT json_group_array(
+    json_array(
+        l.queue, l.workflow, l.version,
+        json(iif(
+            EXISTS (
+                SELECT 1 FROM worker AS w CROSS JOIN json_each(w.queues) AS q
+                WHERE q.value = l.queue AND w.lease_until > :now
+            ),
+            'true', 'false'
+        )),
+        f.what, f.runs, f.oldest
+    )
+)
+FROM lane AS l LEFT JOIN found AS f ON f.lane = l.id;

@@ -1,8 +1,8 @@
 -- Why runs are kept from running: what decides it, read for the runs that are asked about.
 
 -- name: facts
--- Of runs, those that are queued or held, with what their lane, their group and their session say. Uses primary keys,
--- run_holder, run_seat.
+-- Of runs, those that are queued or held, with what their lane, their group and their session say, and whether a live
+-- worker serves the lane (paused ones nobody serves). Walks the workers; uses primary keys, run_holder, run_seat.
 SELECT json_group_array(
     json_object(
         'run', r.seq,
@@ -10,12 +10,17 @@ SELECT json_group_array(
         'held', r.held,
         'queue', l.queue,
         'workflow', l.workflow,
+        'version', l.version,
+        'served', json(CASE WHEN EXISTS (
+            SELECT 1 FROM worker AS w CROSS JOIN worker_lane AS s ON s.worker = w.id AND s.owner = 0 AND s.lane = r.lane
+            WHERE w.lease_until > :now
+        ) THEN 'true' ELSE 'false' END),
         'group', coalesce(g.key, ''),
         'most', coalesce(g.most, 0),
         'group_paused', json(CASE WHEN g.paused THEN 'true' ELSE 'false' END),
         'slots', (SELECT count(*) FROM run AS h INDEXED BY run_holder WHERE h.grp = r.grp AND h.slot = 1),
         'holder', (
-            SELECT h.id FROM run AS h INDEXED BY run_holder
+            SELECT json_array(h.seq, h.id) FROM run AS h INDEXED BY run_holder
             WHERE h.grp = r.grp AND h.slot = 1 ORDER BY h.priority, h.seq LIMIT 1
         ),
         'session', coalesce(s.key, ''),

@@ -1,0 +1,1 @@
+"""What stores decide and tell alike: pure, whatever the store."""
