@@ -660,6 +660,7 @@ CREATE FUNCTION exchange(
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
+    _brief boolean := false;
     _silent boolean := _save_refs IS NULL AND _end_refs IS NULL AND _move_refs IS NULL AND _tell_refs IS NULL
         AND _fires IS NULL AND NOT _repeated;
     _head record;
@@ -677,7 +678,6 @@ DECLARE
     _count integer;
     _started record;
     _outlook record;
-    _next record;
 BEGIN
     now := coalesce(_clock, clock_ms());
     gone := false;
@@ -697,6 +697,21 @@ BEGIN
         ) AS deadline,
         (SELECT s.idle_until FROM session AS s WHERE s.idle_until IS NOT NULL ORDER BY s.idle_until LIMIT 1) AS idle,
         EXISTS (SELECT 1 FROM recheck) AS recheck,
+        (
+            SELECT s.next_slot FROM schedule AS s WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
+        ) AS slot,
+        EXISTS (SELECT 1 FROM schedule AS s WHERE s.next_slot <= now AND NOT s.paused) AS due,
+        EXISTS (
+            SELECT 1 FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL
+        ) AS cancelling,
+        EXISTS (
+            SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN unnest(ARRAY[0, _worker, -1]) AS o (owner)
+            CROSS JOIN LATERAL (
+                SELECT 1 FROM live AS l
+                WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL LIMIT 1
+            ) AS q
+            WHERE o.owner = 0 OR w.sessions > 0
+        ) AS ready,
         (SELECT string_agg(DISTINCT left(l.topic, 1), '') FROM listener AS l WHERE l.until > clock_ms()) AS listeners
     INTO _head
     FROM worker AS w CROSS JOIN topology AS t WHERE w.id = _worker;
@@ -710,16 +725,20 @@ BEGIN
     IF _head.sessions > 0 THEN
         _owners := ARRAY[0, _worker, -1];
     END IF;
+    _more := _head.ready;
     topology := _head.topology;
     IF topology IS DISTINCT FROM _topology OR (_silent AND _slots > 0) THEN
         _lanes := served(_worker);
         lanes := lanes_told(_lanes);
     END IF;
     _open := CASE WHEN _head.paused THEN unpaused(_lanes) ELSE _lanes END;
+    IF lanes IS NOT NULL OR _head.paused THEN
+        _more := any_ready(_open, _owners);
+    END IF;
     IF _silent AND (
         coalesce(_head.timer <= now, false) OR coalesce(_head.deadline <= now, false)
         OR coalesce(_head.idle <= now, false) OR _head.recheck OR (_draining AND _head.sessions > 0)
-        OR (_slots > 0 AND any_ready(_open, _owners))
+        OR (_slots > 0 AND _more)
     ) THEN
         _silent := false;
         PERFORM 1 FROM worker AS w WHERE w.id = _worker FOR NO KEY UPDATE;
@@ -887,7 +906,11 @@ BEGIN
         _open := unpaused(_lanes);
     END IF;
 
-    IF NOT _silent THEN
+    _brief := NOT _silent AND _end_refs IS NULL AND _move_refs IS NULL AND _fires IS NULL AND _save_starts IS NULL
+        AND NOT _repeated AND coalesce(_head.timer > now, true) AND coalesce(_head.deadline > now, true)
+        AND coalesce(_head.idle > now, true) AND NOT _head.recheck AND NOT (_draining AND _head.sessions > 0)
+        AND NOT _head.limited AND _head.sessions = 0 AND (_slots <= 0 OR NOT _more);
+    IF NOT (_silent OR _brief) THEN
         IF _draining AND _head.sessions > 0 THEN
             _ready := give_up(now, _worker) OR _ready;
         END IF;
@@ -945,29 +968,38 @@ BEGIN
     IF _watches IS NOT NULL THEN
         seen := seen(now, _watches);
     END IF;
-    SELECT
-        (
-            SELECT json_agg(json_build_array(l.token, json_build_object('reason', l.cancelling, 'deadline', l.overdue)))::text
-            FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL
-        ) AS cancelled,
-        least(
-            (SELECT l.wake_at FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1),
-            (
-                SELECT l.deadline FROM live AS l WHERE l.deadline IS NOT NULL AND l.cancelling IS NULL
-                ORDER BY l.deadline LIMIT 1
+    IF _head.cancelling THEN
+        SELECT json_agg(json_build_array(l.token, json_build_object('reason', l.cancelling, 'deadline', l.overdue)))::text
+        INTO cancelled
+        FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL;
+    END IF;
+    IF _silent OR _brief THEN
+        -- Nothing has changed that would have to be looked at once more.
+        next_at := least(_head.timer, _head.deadline, _head.slot);
+        more := _more;
+    ELSE
+        SELECT
+            least(
+                (SELECT l.wake_at FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1),
+                (
+                    SELECT l.deadline FROM live AS l WHERE l.deadline IS NOT NULL AND l.cancelling IS NULL
+                    ORDER BY l.deadline LIMIT 1
+                ),
+                CASE WHEN _fires IS NULL THEN _head.slot ELSE (
+                    SELECT s.next_slot FROM schedule AS s
+                    WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
+                ) END
             ),
-            (
-                SELECT s.next_slot FROM schedule AS s WHERE s.next_slot > now AND NOT s.paused
-                ORDER BY s.next_slot LIMIT 1
-            )
-        ) AS at,
-        EXISTS (SELECT 1 FROM schedule AS s WHERE s.next_slot <= now AND NOT s.paused) AS due,
-        CASE WHEN _strict OR cardinality(_open) = 0 THEN false ELSE any_ready(_open, _owners) END AS more
-    INTO _next;
-    cancelled := _next.cancelled;
-    next_at := _next.at;
-    more := more OR _next.more;
-    IF _next.due THEN
+            more OR (NOT _strict AND EXISTS (
+                SELECT 1 FROM unnest(_open) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
+                CROSS JOIN LATERAL (
+                    SELECT 1 FROM live AS l
+                    WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL LIMIT 1
+                ) AS q
+            ))
+        INTO next_at, more;
+    END IF;
+    IF _head.due THEN
         due := due(now, 10, _skips);
     END IF;
     IF _strict THEN
