@@ -61,7 +61,7 @@ async def signals(db: Session, run_id: str, after: int, limit: int) -> list[Arri
 
 async def ahead(db: Session, run_id: str) -> int:
     """How many ready runs of its queue come before a queued run."""
-    return int((await db.read("ahead", run_id, _AHEAD))[0][0])
+    return int((await db.read("ahead", run_id, _AHEAD, db.clock()))[0][0])
 
 
 async def counts(db: Session) -> list[Count]:

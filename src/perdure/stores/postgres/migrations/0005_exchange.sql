@@ -232,7 +232,7 @@ DECLARE
     _left bigint[];
     _debts bigint[];
     _debts_at bigint[];
-    _put_off integer[];
+    _ahead bigint;
     _own boolean;
     _blocked boolean;
     _debt bigint;
@@ -283,15 +283,6 @@ BEGIN
             _left := _budgets.most;
             _debts := _budgets.debts;
             _debts_at := _budgets.debts_at;
-            -- How many the rate of a group put off before.
-            _put_off := ARRAY(
-                SELECT CASE WHEN b.kind = 'group' AND b.count IS NOT NULL THEN (
-                    SELECT count(*) FROM grp AS g JOIN live AS l ON l.grp = g.id AND l.slot = 1
-                    WHERE g.key = b.name AND l.held = 'rate'
-                ) ELSE 0 END
-                FROM unnest(_budgets.kinds, _budgets.names, _budgets.counts) WITH ORDINALITY AS b (kind, name, count, place)
-                ORDER BY b.place
-            );
             IF _budgets.limited THEN
                 SELECT array_agg(u.left ORDER BY u.place) INTO _left FROM (
                     SELECT b.place, b.most - coalesce(sum(n.runs), 0)::bigint AS left
@@ -308,7 +299,7 @@ BEGIN
             END IF;
         END IF;
         SELECT
-            array_agg(h.seq) AS seqs, array_agg(h.queue) AS queues, array_agg(h.workflow) AS workflows,
+            array_agg(h.seq) AS seqs, array_agg(h.priority) AS priorities, array_agg(h.queue) AS queues, array_agg(h.workflow) AS workflows,
             array_agg(h.key) AS keys, array_agg(h.session) AS sessions, array_agg(h.owner) AS owners,
             array_agg(h.started_at) AS started_ats
         INTO _heads
@@ -364,9 +355,17 @@ BEGIN
                         _debt := greatest(0, _debts[i] - greatest(0, _now - _debts_at[i]) * _budgets.counts[i])
                             - (_budgets.bursts[i] - 1) * _budgets.periods[i];
                         IF _debt > 0 AND _own THEN
-                            _debt := _debt + _put_off[i] * _budgets.periods[i];
-                            _late := greatest(_now, _debts_at[i]) + (_debt + _budgets.counts[i] - 1) / _budgets.counts[i];
-                            _put_off[i] := _put_off[i] + 1;
+                            -- Behind those of its group that were put off before it.
+                            SELECT count(*) INTO _ahead
+                            FROM (
+                                SELECT 1 FROM grp AS g JOIN live AS l ON l.grp = g.id AND l.slot = 1
+                                WHERE g.key = _budgets.names[i] AND l.held = 'rate'
+                                    AND (l.priority, l.seq) < (_heads.priorities[_i], _heads.seqs[_i])
+                                LIMIT 500
+                            ) AS before;
+                            _debt := _debt + _ahead * _budgets.periods[i];
+                            _late := greatest(_now, _debts_at[i])
+                                + (_debt + _budgets.counts[i] - 1) / _budgets.counts[i];
                         ELSIF _debt > 0 THEN
                             _opens := greatest(
                                 _opens,
@@ -968,7 +967,7 @@ BEGIN
     IF _watches IS NOT NULL THEN
         seen := seen(now, _watches);
     END IF;
-    IF _head.cancelling THEN
+    IF _head.cancelling OR NOT (_silent OR _brief) THEN
         SELECT json_agg(json_build_array(l.token, json_build_object('reason', l.cancelling, 'deadline', l.overdue)))::text
         INTO cancelled
         FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL;

@@ -143,7 +143,7 @@ CREATE FUNCTION limits(_kind text, _name text) RETURNS text LANGUAGE sql STABLE 
                     AND (s.kind <> 'workflow' OR a.workflow = s.name)
             )
         END,
-        CASE WHEN s.kind = 'group' THEN (SELECT count(*) FROM grp AS g WHERE g.key = s.name) ELSE 1 END
+        CASE WHEN s.kind = 'group' THEN (SELECT greatest(1, count(*)) FROM grp AS g WHERE g.key = s.name) ELSE 1 END
     ) ORDER BY s.kind, s.name)::text
     FROM scope AS s WHERE _kind IS NULL OR (s.kind = _kind AND s.name = _name)
 $$;

@@ -104,7 +104,8 @@ FROM (
 ) AS s;
 
 -- name: ahead
--- How many ready runs of its queue come before a queued run. Walks live_ready for each lane of the queue, up to $2.
+-- How many ready runs of its queue come before a queued run, of those lanes that are not paused and that a live worker
+-- serves, if any does. Walks the workers, and live_ready for each lane of the queue, up to $2.
 SELECT count(*)
 FROM (
     SELECT 1
@@ -114,7 +115,12 @@ FROM (
     JOIN perdure.lane AS a ON a.queue = mine.queue
     CROSS JOIN LATERAL (
         SELECT 1 FROM perdure.live AS q
-        WHERE q.lane = a.id AND q.owner IN (0, own.owner) AND q.state = 'queued' AND q.held IS NULL
+        WHERE q.lane = a.id AND q.lane = ANY (perdure.unpaused(ARRAY[a.id]))
+            AND EXISTS (
+                SELECT 1 FROM perdure.worker AS w JOIN perdure.lease AS t ON t.worker = w.id
+                WHERE t.until > coalesce($3, perdure.clock_ms()) AND a.id = ANY (perdure.served(w.id))
+            )
+            AND q.owner IN (0, own.owner) AND q.state = 'queued' AND q.held IS NULL
             AND (q.priority, q.place) < (own.priority, coalesce(own.place, 9223372036854775807))
         LIMIT $2
     ) AS q
