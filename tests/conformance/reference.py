@@ -6,13 +6,14 @@ an order across queues), the model checks that the choice is allowed, and takes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from conformance import uniques
 from conformance.kit import ManualClock
+from conformance.slots import Schedules
 from conformance.turns import Turns
 from perdure.model import (
     DEADLINE_PASSED,
@@ -20,9 +21,11 @@ from perdure.model import (
     Arrived,
     Checkpoint,
     Ended,
+    Fire,
     Json,
     Millis,
     Outcome,
+    Overlap,
     RunRecord,
     Signal,
     Start,
@@ -58,6 +61,7 @@ class Run:
     start: Start
     slot: int | None
     first_input: Json
+    put_off: bool = False
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict[str, Checkpoint])
     """In order of acceptance."""
     signals: list[Arrived] = field(default_factory=list[Arrived])
@@ -99,6 +103,7 @@ class Reference:
         self.workers: dict[int, Incarnation] = {}
         self.names: dict[int, str] = {}
         self.turns = Turns(self.runs)
+        self.schedules = Schedules()
         self.positions = 0
 
     # --- clients
@@ -108,7 +113,7 @@ class Reference:
         self.turns.ask(starts)
         return [self._start(each) for each in starts]
 
-    def _start(self, wanted: Start) -> Started:
+    def _start(self, wanted: Start, behind: Wait | None = None) -> Started:
         if wanted.id in self.runs:
             there = self.runs[wanted.id]
             same = (there.shown.workflow, there.first_input) == (wanted.workflow, wanted.input)
@@ -146,6 +151,8 @@ class Reference:
             slot=0 if wanted.group else None,
             first_input=wanted.input,
         )
+        if behind is not None:
+            run.shown.state, run.shown.wake_at, run.shown.waits = State.WAITING, None, [behind]
         self.turns.moved(run)
         return Started(wanted.id, False, True)
 
@@ -246,8 +253,8 @@ class Reference:
             self._queue(run)
         self.turns.leave(worker)
 
-    def exchange(self, said: Exchange, reply: Exchanged) -> None:
-        """Does what was said, and checks the reply against it."""
+    def exchange(self, said: Exchange, reply: Exchanged, shown: Callable[[], dict[str, RunRecord]]) -> None:
+        """Does what was said, and checks the reply against it. `shown` shows what the store has put off."""
         assert reply.now == self.clock.now()
         if said.worker not in self.workers:
             assert reply.gone and not (reply.claims or reply.seen or reply.cancelled)
@@ -258,8 +265,9 @@ class Reference:
         assert reply.existed == existed
         refused |= self._settle(said.settles)
         refused |= {watch.token for watch in said.watches if not self._owner(watch.token)}
+        self._fire(said.fires)
         self._tick(idle)
-        self._claim(said, reply.claims)
+        self._claim(said, reply.claims, shown)
         # It gets as many as there are slots, or all that nothing keeps from it.
         assert len(reply.claims) <= min(said.slots, CLAIM_LIMIT)
         assert len(reply.claims) == min(said.slots, CLAIM_LIMIT) or not self.ready(said.worker)
@@ -275,10 +283,13 @@ class Reference:
             seen = [each for each in reply.seen if (each.token, each.key) == (watch.token, watch.wait.key)]
             true = watch.token not in refused and self._true(owned[watch.token], watch.wait)
             assert len(seen) == true
-        assert reply.next_at == self.next_at(said.worker)
-        assert reply.more == bool(self.ready(said.worker))
+        assert sorted(reply.due, key=lambda each: each.schedule.name) == self.schedules.due(reply.now)
+        assert reply.more == bool(self.ready(said.worker) or self._late(said.worker))
+        assert reply.next_at in self._next_times(said.worker, more=reply.more)
 
-    def repeat(self, said: Exchange, reply: Exchanged, first: Exchanged) -> list[Claim]:
+    def repeat(
+        self, said: Exchange, reply: Exchanged, first: Exchanged, shown: Callable[[], dict[str, RunRecord]]
+    ) -> list[Claim]:
         """Checks the reply to an exchange that was done before: the same claims, and at most what fills its slots.
 
         Returns the claims that are new."""
@@ -293,9 +304,10 @@ class Reference:
             same = again.pop(claim.token)
             assert (same.id, same.input, same.attempt) == (claim.id, claim.input, claim.attempt)
             assert (same.cut_off, same.checkpoints) == (claim.cut_off, claim.checkpoints)
+        self._fire(said.fires)
         self._tick(self.turns.any_idle(reply.now))
         assert len(reply.claims) <= max(said.slots, len(first.claims))
-        self._claim(said, list(again.values()))
+        self._claim(said, list(again.values()), shown)
         return list(again.values())
 
     def _owner(self, token: int) -> Run | None:
@@ -379,6 +391,27 @@ class Reference:
             self._go(run, State.WAITING, min(times, default=None), settle.waits)
             run.parked_for = [wait.target for wait in settle.waits if wait.what == WaitFor.RUN]
 
+    def _fire(self, fires: Sequence[Fire]) -> None:
+        """A slot at which its schedule does not stand any more makes nothing: each makes one run."""
+        for fire in fires:
+            kept = self.schedules.stands(fire)
+            if kept is None:
+                continue
+            self.turns.ask(fire.starts)
+            made: str | None = None
+            earlier = kept.last_run if kept.last_run and not self.runs[kept.last_run].shown.state.final else None
+            for start in fire.starts:
+                behind = None
+                if earlier is not None and earlier != start.id:
+                    if fire.overlap == Overlap.SKIP:
+                        continue
+                    if fire.overlap == Overlap.CANCEL:
+                        self.cancel(earlier, f"the next run of schedule {fire.name} began")
+                    elif fire.overlap == Overlap.QUEUE:
+                        behind = Wait(f"schedule:{fire.name}", WaitFor.RUN, earlier)
+                made = earlier = self._start(start, behind).id
+            self.schedules.move_on(fire, made)
+
     def _true(self, run: Run, wait: Wait) -> bool:
         if wait.at is not None and wait.at <= self.clock.now():
             return True
@@ -406,13 +439,20 @@ class Reference:
             self.turns.rest(now)
             self.turns.let_go(now)
 
-    def next_at(self, worker: int) -> Millis | None:
+    def _next_times(self, worker: int, *, more: bool) -> set[Millis | None]:
+        """When the worker may have to look again. While more is ready, a store need not know what rates say besides."""
+        now = self.clock.now()
         live = [run.shown for run in self.runs.values() if not run.shown.state.final]
         times = [run.wake_at for run in live] + [run.deadline for run in live if not run.cancelling]
+        times += self.schedules.times(now)
         sessions = self.workers[worker].sessions
         if self._wanted(worker) and self.turns.rooms(worker, sessions) <= 0:
             times += self.turns.keeps_until(worker)
-        return min((time for time in times if time is not None), default=None)
+        first = min((time for time in times if time is not None), default=None)
+        opens = {self.turns.lane_opens_at(run, now) for run in self._free(worker)} - {now}
+        if not more:
+            return {min([*opens, *([] if first is None else [first])], default=None)}
+        return {first, *(at if first is None else min(at, first) for at in opens)}
 
     def _wanted(self, worker: int) -> bool:
         """Whether a session that nobody owns has a run for the worker, which takes sessions."""
@@ -425,12 +465,26 @@ class Reference:
         queued = [run for run in self.runs.values() if run.shown.state == State.QUEUED]
         return [run for run in queued if (run.shown.queue, run.shown.workflow) in lanes]
 
-    def ready(self, worker: int) -> list[Run]:
-        """What the worker may claim, in order."""
+    def _free(self, worker: int) -> list[Run]:
+        """What nothing but a rate keeps from the worker, in order."""
         may = [run for run in self._queued(worker) if self.turns.claimable(run, worker, self.workers[worker].sessions)]
         return sorted(may, key=lambda run: run.rank)
 
-    def _claim(self, said: Exchange, claims: list[Claim]) -> None:
+    def _open(self, worker: int) -> list[Run]:
+        """What no rate of its lane keeps besides."""
+        now = self.clock.now()
+        return [run for run in self._free(worker) if self.turns.lane_opens_at(run, now) <= now]
+
+    def _late(self, worker: int) -> dict[str, Millis]:
+        """What only the rate of its group keeps from the worker: a store puts it off when it comes to it."""
+        return self.turns.put_offs(self._open(worker), self.clock.now())
+
+    def ready(self, worker: int) -> list[Run]:
+        """What the worker may claim, in order."""
+        late = self._late(worker)
+        return [run for run in self._open(worker) if run.id not in late]
+
+    def _claim(self, said: Exchange, claims: list[Claim], shown: Callable[[], dict[str, RunRecord]]) -> None:
         assert len({claim.token for claim in claims}) == len(claims)
         for claim in claims:
             run = self.runs[claim.id]
@@ -444,7 +498,19 @@ class Reference:
             run.shown.state, run.shown.worker = State.RUNNING, self.workers[said.worker].name
             run.shown.started_at = run.shown.started_at or self.clock.now()
             run.cut_off, run.parked_for = False, None
-            self.turns.own(run, said.worker, self.workers[said.worker].session_idle)
+            self.turns.own(run, said.worker, self.workers[said.worker].session_idle, self.clock.now())
+        if said.slots and self.turns.rates.any():
+            self._put_off(said.worker, shown())
+
+    def _put_off(self, worker: int, shown: dict[str, RunRecord]) -> None:
+        queued = self._queued(worker)
+        times = self.turns.put_offs(queued, self.clock.now())
+        for run in queued:
+            if run.id in times and shown[run.id].state == State.SCHEDULED:
+                assert shown[run.id].wake_at == times[run.id]
+                run.put_off, run.shown.body = True, shown[run.id].body
+                run.shown.state, run.shown.wake_at = State.SCHEDULED, times[run.id]
+                self.turns.moved(run)
 
     def _check(self, claim: Claim, run: Run) -> None:
         shown = run.shown
@@ -471,7 +537,7 @@ class Reference:
             if theirs.state == State.CANCELLED and ours.body is None:
                 ours.body = theirs.body
             assert _comparable(theirs) == _comparable(ours)
-            reason = self.turns.reason(self.runs[theirs.id], self.names)
+            reason = self.turns.reason(self.runs[theirs.id], self.names, self.clock.now())
             assert (theirs.held is None) == (reason is None), (theirs.held, reason)
             assert (theirs.held or "").startswith(reason or ""), (theirs.held, reason)
 
@@ -498,6 +564,7 @@ class Reference:
         self._go(run, State.QUEUED)
 
     def _go(self, run: Run, state: State, wake_at: Millis | None = None, waits: Sequence[Wait] = ()) -> None:
+        run.put_off = False
         run.shown.state, run.shown.wake_at, run.shown.waits = state, wake_at, list(waits)
         self.turns.moved(run)
 

@@ -40,8 +40,27 @@ from conformance.kit import (
     of_workflow,
 )
 from conformance.reference import Reference, Run
-from perdure.errors import KeyTaken, RunEnded, RunNotEnded
-from perdure.model import Json, Kind, Limits, OnConflict, Outcome, RunRecord, Signal, Start, State, Unique, Wait
+from perdure.cron import due_fires, next_slots
+from perdure.errors import KeyTaken, RunEnded, RunNotEnded, ScheduleNotFound
+from perdure.model import (
+    Json,
+    Kind,
+    Limits,
+    Missed,
+    OnConflict,
+    Outcome,
+    Overlap,
+    Rate,
+    Retention,
+    RunRecord,
+    Schedule,
+    ScheduleRecord,
+    Signal,
+    Start,
+    State,
+    Unique,
+    Wait,
+)
 from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Save, Settle, To, Watch
 
 T = TypeVar("T")
@@ -51,6 +70,13 @@ LANES = [([DEFAULT, URGENT], [SHIP, BILL]), ([DEFAULT], [SHIP, BILL]), ([DEFAULT
 LEASES = [3_000, 60_000, 600_000]
 NAMES = ["approve", "reject"]
 SCOPES = [EVERYTHING, of_queue(), of_workflow(), of_group("g"), of_group("h")]
+RATES = {
+    EVERYTHING: Rate(2, 1_000, 3),
+    of_queue(): Rate(1, 500, 1),
+    of_workflow(): Rate(3, 5_000, 2),
+    of_group("g"): Rate(1, 3_000, 1),
+    of_group("h"): Rate(7, 5_000, 2),
+}
 DELAYS = [0, 1, 500, 3_000, 60_000]
 OFTEN = {
     "enqueue": 3,
@@ -59,6 +85,9 @@ OFTEN = {
     "retry": 1,
     "set_limits": 1,
     "pause": 1,
+    "put_schedule": 1,
+    "change_schedule": 1,
+    "fire": 2,
     "start_worker": 1,
     "claim": 3,
     "work": 7,
@@ -97,6 +126,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.workers: list[Incarnation] = []
         self.gone: list[Incarnation] = []
         self.claims: list[tuple[Incarnation, Claim]] = []
+        self.due: list[ScheduleRecord] = []
+        """Schedules that a worker was told are due, whether or not they are any more."""
+        self.fine = False
         self.bodies = 0
         self.names = 0
 
@@ -104,9 +136,13 @@ class StoreMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(call)
 
     def teardown(self) -> None:
-        self.run(self.store.close())
-        self.loop.close()
-        self.directory.cleanup()
+        try:
+            if self.fine:
+                self.end()
+        finally:
+            self.run(self.store.close())
+            self.loop.close()
+            self.directory.cleanup()
 
     # --- what is drawn
 
@@ -190,8 +226,9 @@ class StoreMachine(RuleBasedStateMachine):
     def say(self, worker: Incarnation, exchange: Exchange) -> None:
         worker.last = exchange
         reply = self.run(self.store.exchange(exchange))
-        self.reference.exchange(exchange, reply)
+        self.reference.exchange(exchange, reply, self.shown)
         worker.reply = reply
+        self.due = (self.due + reply.due)[-6:]
         self.claims += [(worker, claim) for claim in reply.claims]
         if reply.gone:
             self.look()
@@ -199,7 +236,7 @@ class StoreMachine(RuleBasedStateMachine):
     def look(self) -> None:
         """Takes up what is due, where it is open whether the exchange before this one did."""
         said = self.next_exchange(self.observer, 0)
-        self.reference.exchange(said, self.run(self.store.exchange(said)))
+        self.reference.exchange(said, self.run(self.store.exchange(said)), self.shown)
 
     def register(self, lanes: tuple[list[str], list[str]], lease: int, sessions: int = 2) -> Incarnation:
         self.names += 1
@@ -226,10 +263,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.observer = self.register(LANES[0], 10**12)
         self.workers.append(self.register(LANES[0], LEASES[2]))
         self.enqueue(rng)
+        for _ in range(rng.randint(0, 2)):
+            self.set_limits(rng)
+        self.put_schedule(rng)
 
     @rule(what=st.sampled_from([what for what, weight in OFTEN.items() for _ in range(weight)]), seed=SEED)
     def step(self, what: str, seed: int) -> None:
         """Something happens, if it can. Its details come from a seed, which is the same in each replay."""
+        self.fine = False
         getattr(self, what)(Random(seed))
 
     def enqueue(self, rng: Random) -> None:
@@ -270,7 +311,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.reference.retry(run.id, key)
 
     def set_limits(self, rng: Random) -> None:
-        scope, limits = rng.choice(SCOPES), Limits(rng.choice([None, 1, 2, 4]))
+        scope = rng.choice(SCOPES)
+        limits = Limits(rng.choice([None, 1, 2, 4]), rng.choice([None, RATES[scope]]))
         held = self.run(self.store.set_limits(scope, limits, "ada"))
         self.reference.turns.set(scope, limits, held.paused)
 
@@ -279,7 +321,47 @@ class StoreMachine(RuleBasedStateMachine):
         held = self.run(self.store.pause(scope, "ada", paused=paused))
         self.reference.turns.set(scope, held.limits, paused)
 
+    def put_schedule(self, rng: Random) -> None:
+        start = replace(self.some_start(rng), id="", unique=None, delay=None)
+        schedule = Schedule(
+            name=rng.choice("xy"),
+            every=rng.choice([1_000, 30_000]),
+            start=start,
+            missed=rng.choice(list(Missed)),
+            missed_limit=2,
+            overlap=rng.choice(list(Overlap)),
+            jitter=rng.choice([0, 0, 700]),
+        )
+        [slot] = next_slots(schedule, self.clock.now(), 1)
+        declared = rng.random() < 0.7
+        kept = self.run(self.store.put_schedule(schedule, slot, declared=declared))
+        assert kept == self.reference.schedules.put(schedule, slot, declared=declared)
+
+    def change_schedule(self, rng: Random) -> None:
+        name, how = rng.choice("xy"), rng.choice(["pauses", "goes on", "goes on", "goes on later", "is removed"])
+        known = [each for each in self.reference.schedules.all() if each.schedule.name == name]
+        if not known:
+            with pytest.raises(ScheduleNotFound):
+                self.run(self.store.remove_schedule(name))
+        elif how == "is removed":
+            self.run(self.store.remove_schedule(name))
+            self.reference.schedules.remove(name)
+        else:
+            later = next_slots(known[0].schedule, self.clock.now(), 1)[0] if how == "goes on later" else None
+            paused = how == "pauses"
+            kept = self.run(self.store.pause_schedule(name, paused=paused, next_slot=later))
+            assert kept == self.reference.schedules.pause(name, paused=paused, next_slot=later)
+
     # --- workers
+
+    def fire(self, rng: Random) -> None:
+        """A worker does what it was told is due; others may have been told as well, and have done it before."""
+        worker = self.some_worker(rng)
+        said = self.next_exchange(worker, rng.randint(0, 1))
+        for record in self.due:
+            if rng.random() < 0.7:
+                said.fires += due_fires(record, self.clock.now())
+        self.say(worker, said)
 
     def start_worker(self, rng: Random) -> None:
         if len(self.workers) < 3:
@@ -312,7 +394,8 @@ class StoreMachine(RuleBasedStateMachine):
             return
         said = replace(worker.last, repeated=True)
         reply = self.run(self.store.exchange(said))
-        self.claims += [(worker, claim) for claim in self.reference.repeat(said, reply, worker.reply)]
+        again = self.reference.repeat(said, reply, worker.reply, self.shown)
+        self.claims += [(worker, claim) for claim in again]
         worker.reply = reply
         self.look()
 
@@ -394,6 +477,38 @@ class StoreMachine(RuleBasedStateMachine):
             line = self.reference.turns.members(key, 2)
             unbegun = [run.rank for run in begun if run.shown.started_at is None]
             assert not unbegun or not line or max(unbegun) < min(run.rank for run in line)
+
+    @invariant()
+    def schedules_stand_where_the_model_says(self) -> None:
+        assert self.run(self.store.schedules()) == self.reference.schedules.all()
+        self.fine = True
+
+    def end(self) -> None:
+        """All runs end, and all are pruned: then nothing is used any more, and nothing of them is left."""
+        for worker, claim in self.claims:
+            if self.owns(worker, claim):
+                said = self.next_exchange(worker, 0)
+                said.settles.append(Settle(ref=claim.ref, token=claim.token, to=To.SUCCEEDED, body="1"))
+                self.say(worker, said)
+        for run in list(self.reference.runs.values()):
+            if not run.shown.state.final:
+                assert self.run(self.store.cancel(run.id, "x")) == self.reference.cancel(run.id, "x")
+        self.the_store_shows_what_the_model_says()
+        self.what_is_used_is_what_runs_use()
+        assert not any(record.running for record in self.run(self.store.limits()))
+        assert not any(worker.running for worker in self.run(self.store.workers()))
+        while self.run(self.store.prune([Retention(count=0)], limit=7)):
+            pass
+        assert self.run(all_runs(self.store)) == self.run(self.store.counts()) == []
+        assert [each.last_run for each in self.run(self.store.schedules()) if each.last_run] == []
+        for run in self.reference.runs.values():
+            assert self.run(self.store.history(run.id)) == self.run(self.store.signals(run.id)) == []
+        # What comes after is new: to its id, its key, its group and its session.
+        anew = [replace(run.start, parent=None) for run in self.reference.runs.values()]
+        keys = {run.unique.key: run for run in anew if run.unique}
+        for start in [*keys.values(), *(run for run in anew if not run.unique)]:
+            [answer] = self.run(self.store.enqueue([start]))
+            assert (answer.id, answer.existed) == (start.id, False)
 
     def check_owners(self) -> None:
         """Each running run has one owner, and nothing else has any."""

@@ -188,3 +188,28 @@ async def test_a_clock_that_goes_back_lets_nothing_begin_too_soon(
     assert await ada.claim() == []
     clock.advance(ms=6000)
     assert len(await ada.claim()) == 1
+
+
+async def test_what_stands_behind_runs_that_are_put_off_keeps_its_place(store: Store, ada: Worker) -> None:
+    """A claim looks at the first runs of each lane; it must not take another lane's for want of a second look."""
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start("g0", group="g", group_limit=2)])
+    await ada.claim()
+    await store.enqueue([start("g1", group="g", group_limit=2), start("first"), start("second", workflow=BILL)])
+    assert ids(await ada.claim(1)) == ["first"]
+    assert ids(await ada.claim(1)) == ["second"]
+
+
+@pytest.mark.parametrize("limits", [Limits(), per_second(10), Limits(running=1)])
+async def test_runs_that_were_put_off_begin_as_soon_as_another_rate_lets_them(
+    store: Store, ada: Worker, clock: ManualClock, limits: Limits
+) -> None:
+    await store.set_limits(of_group("g"), Limits(rate=Rate(1, 86_400_000, 1)), "ada")
+    await store.enqueue([start(f"g{n}", group="g") for n in range(2)])
+    await ada.settle(await ada.claim_one())
+    assert await ada.claim() == []
+    assert (await record(store, "g1")).state == State.SCHEDULED
+    await store.set_limits(of_group("g"), limits, "ada")
+    clock.advance(ms=100)
+    assert ids(await ada.claim()) == ["g1"]
+    assert (await record(store, "g1")).held is None

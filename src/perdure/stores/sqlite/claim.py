@@ -97,11 +97,13 @@ def outlook(transaction: Transaction, worker: int) -> Outlook:
 
 
 def _claim_within_budgets(transaction: Transaction, params: dict[str, int], slots: int) -> None:
-    for _ in range(_ROUNDS):
+    for more_rounds in reversed(range(_ROUNDS)):
         survey = _survey(transaction, params["worker"], slots)
         picked = survey.pick
         if picked.late:
             transaction.change(_SQL["put_off"], {"runs": encode([(head.run, at) for head, at in picked.late])})
+            if more_rounds:
+                continue  # what stood behind them in their lanes may come before what was picked
         taken = _take(transaction, params, picked.chosen)
         if taken < len(picked.chosen):
             # The rest does not fit into the bytes of this exchange, and has not begun.

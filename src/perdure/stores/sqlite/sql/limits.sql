@@ -25,6 +25,12 @@ VALUES (:kind, :name, :who, :now, :old, :new, :was_paused, :paused);
 -- Tells the groups of a name what holds for them; fires grp_changed. Uses the unique index of grp.
 UPDATE grp SET most = coalesce(:running, asked), paused = :paused WHERE key = :name;
 
+-- name: let_in
+-- Queues the runs that the rate of their group has put off: whoever comes to them looks at the rate that holds now.
+-- Uses run_holder.
+UPDATE run SET state = 'queued', wake_at = NULL, held = NULL
+WHERE slot = 1 AND held = 'rate' AND grp IN (SELECT id FROM grp WHERE key = :name);
+
 -- name: pause_lanes
 -- Notes which lanes are paused, by their queue, their workflow or the namespace. Walks the lanes, which are few.
 UPDATE lane SET paused = NOT paused
