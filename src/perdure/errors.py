@@ -68,6 +68,11 @@ class KeyTaken(PerdureError):
     """Another live run has the unique key of the run that was to be retried."""
 
 
+class GroupDeadlock(PerdureError):
+    """A run that keeps its place in its group while it waits was to wait for another run of that group, which may not
+    begin before. Give the other run another group, or the workflow `group_keep=False`, or don't wait."""
+
+
 class CheckpointNotFound(PerdureError):
     """The run has no checkpoint of that key."""
 

@@ -214,7 +214,7 @@ class StartCall(Generic[P, R]):
         result_key = scope.key(f"{key.removeprefix(scope.prefix)}.result")
 
         async def run_child() -> R:
-            handle = await self._start_child(scope, key, child)
+            handle = await self._start_child(scope, key, child, awaited=True)
             decoder = self._workflow.definition.signature.returns
             return await result_of(scope.execution, result_key, handle.id, decoder, child_key=key)
 
@@ -308,8 +308,8 @@ class StartCall(Generic[P, R]):
         start.parent = scope.execution.claim.id
         return key, start
 
-    async def _start_child(self, scope: Scope, key: str, start: Start) -> Run[R]:
-        run_id = await start_child(scope.execution, key, start)
+    async def _start_child(self, scope: Scope, key: str, start: Start, *, awaited: bool = False) -> Run[R]:
+        run_id = await start_child(scope.execution, key, start, awaited=awaited)
         existed = self._options.id is None and not run_id.startswith(f"{start.parent}/{key}.")
         return self._workflow.app.handle(run_id, self._workflow, existed=existed, child_key=key)
 

@@ -24,6 +24,7 @@ from perdure.errors import (
     ArgumentsChanged,
     DecodingError,
     DefinitionError,
+    GroupDeadlock,
 )
 from perdure.failures import cause_of, encode_failure
 from perdure.model import (
@@ -49,7 +50,7 @@ T = TypeVar("T")
 _REPLAY_PATIENCE = 1.0
 """Seconds that replay may take to come to something new when the run is to be cancelled there."""
 
-_NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError)
+_NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError, GroupDeadlock)
 
 
 class ContinueAsNew(BaseException):

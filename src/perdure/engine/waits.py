@@ -11,7 +11,15 @@ from msgspec import json
 from perdure.codec import Decoder
 from perdure.engine.execution import Execution
 from perdure.engine.history import through_outages
-from perdure.errors import PerdureError, RunCancelled, RunFailed, RunNotFound, SignalTimedOut, StepFailed
+from perdure.errors import (
+    GroupDeadlock,
+    PerdureError,
+    RunCancelled,
+    RunFailed,
+    RunNotFound,
+    SignalTimedOut,
+    StepFailed,
+)
 from perdure.failures import decode_failure, encode_failure, rebuild
 from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, Signal, Start, State, Wait, WaitFor
 
@@ -70,14 +78,16 @@ async def _consume(
     return decoder.decode(arrived.body)
 
 
-async def start_child(execution: Execution, key: str, start: Start) -> str:
+async def start_child(execution: Execution, key: str, start: Start, *, awaited: bool) -> str:
     """Starts a child run once, together with the checkpoint that says so; returns its id, or that of the run that has
-    its unique key."""
+    its unique key. One that is `awaited` at once is not started where the wait would be refused."""
     saved = await execution.saved(key, Kind.CHILD)
     if saved is not None:
         await execution.replay(saved.saved_at, saved.position)
         return json.decode(saved.body or '""', type=str)
     await execution.live()
+    if awaited:
+        _check_groups(execution, start.queue, start.group, f"its child {start.id}")
     with execution.in_flight():
         body = json.encode(start.id).decode()
         existed = await execution.save(
@@ -139,12 +149,7 @@ async def result_of(
         seen = None
         if at is None or at > execution.now():
             if saved is None:
-                with execution.in_flight():
-                    load = execution.runtime.store.load
-                    if child_key is None and await through_outages(lambda: load(run_id)) is None:
-                        raise RunNotFound(
-                            f"there is no run {run_id!r} to wait for; was it pruned, or is the id mistyped?"
-                        )
+                await _check_target(execution, run_id, is_child=child_key is not None)
                 execution.save_soon(Checkpoint(key, Kind.RESULT, Outcome.OPEN, at=at, started_at=began))
             seen = await execution.wait(Wait(key, WaitFor.RUN, run_id, at))
         ended = seen.ended if seen is not None else None
@@ -160,6 +165,34 @@ async def result_of(
     if ended is None:
         raise TimeoutError(_too_late(run_id))
     return result(ended, decoder)
+
+
+async def _check_target(execution: Execution, run_id: str, *, is_child: bool) -> None:
+    """Refuses a wait that could never end. What a child is need not be read where it can't hurt."""
+    if is_child and not _keeps_place(execution):
+        return
+    with execution.in_flight():
+        target = await through_outages(lambda: execution.runtime.store.load(run_id))
+    if target is None:
+        raise RunNotFound(f"there is no run {run_id!r} to wait for; was it pruned, or is the id mistyped?")
+    if not target.state.final:
+        _check_groups(execution, target.queue, target.group, f"run {run_id}")
+
+
+def _check_groups(execution: Execution, queue: str, group: str, what: str) -> None:
+    """`GroupDeadlock` for a wait of a run that keeps its place in a group for another one of that group. The limit of
+    the group does not matter: it may change, and any number of runs may wait like this at once."""
+    claim = execution.claim
+    if _keeps_place(execution) and (queue, group) == (claim.queue, claim.group):
+        raise GroupDeadlock(
+            f"run {claim.id} keeps its place in group {group} while it waits, so {what}, which is of that group too,"
+            " might never begin: give it another group, or define workflow"
+            f" {execution.definition.name} with group_keep=False"
+        )
+
+
+def _keeps_place(execution: Execution) -> bool:
+    return bool(execution.claim.group) and execution.definition.group_keep
 
 
 async def send_signal(execution: Execution, key: str, signal: Signal) -> None:
