@@ -148,6 +148,21 @@ async def test_a_run_of_a_rated_group_is_put_off_once(store: Store, ada: Worker,
     assert ids(await ada.claim()) == ["g1"]
 
 
+async def test_a_run_that_was_put_off_gives_its_turn_to_one_that_comes_first(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start(f"g{n}", group="g") for n in range(2)])
+    await ada.settle(await ada.claim_one())
+    assert await ada.claim() == []
+    await store.enqueue([start("urgent", group="g", priority=-1)])
+    shown = await record(store, "g1")
+    assert (shown.state, shown.wake_at, shown.held) == (State.QUEUED, None, "group g is full (1 of 1: run urgent)")
+    assert await ada.claim() == []
+    clock.advance(ms=1000)
+    assert ids(await ada.claim()) == ["urgent"]
+
+
 async def test_a_run_that_was_put_off_can_be_cancelled(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.set_limits(of_group("g"), per_second(1), "ada")
     await store.enqueue([start(f"g{n}", group="g") for n in range(3)])

@@ -88,7 +88,7 @@ class Turns:
             return
         worst = max(self._removable(key), key=lambda each: each.rank, default=None)
         if worst is not None and not self.group_set(key).paused and worst.rank > run.rank:
-            worst.slot = 2
+            self._send_back(worst)
             self._admit(key)
 
     def _admit(self, key: tuple[str, str]) -> None:
@@ -101,11 +101,17 @@ class Turns:
     def _change(self, key: tuple[str, str], *, paused: bool) -> None:
         removable = sorted(self._removable(key), key=lambda each: each.rank, reverse=True)
         for run in removable if paused else removable[: max(0, len(self.holders(key)) - self.most(key))]:
-            run.slot = 2
+            self._send_back(run)
         self._admit(key)
 
+    def _send_back(self, run: Member) -> None:
+        """Into the line."""
+        run.slot = 2
+        if run.put_off:
+            self.let_in(run)
+
     def _removable(self, key: tuple[str, str]) -> list[Member]:
-        queued = [run for run in self.holders(key) if run.shown.state == State.QUEUED]
+        queued = [run for run in self.holders(key) if run.shown.state == State.QUEUED or run.put_off]
         return [run for run in queued if run.shown.started_at is None or not run.start.group_keep]
 
     def members(self, key: tuple[str, str], slot: int) -> list[Member]:

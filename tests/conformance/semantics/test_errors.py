@@ -136,24 +136,38 @@ async def test_an_exception_of_the_workflow_itself_is_kept_whatever_it_is(play: 
         assert type(error).__qualname__ in (await failure(play, error)).info.type
 
 
-async def test_a_step_that_exits_is_a_failure_of_its_run_alone(play: Play) -> None:
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("place", ["step", "thread", "workflow", "sync workflow"])
+async def test_code_that_exits_is_a_failure_of_its_run_alone(play: Play, error: BaseException, place: str) -> None:
     app = new_app()
 
     @step
     async def leave() -> None:
-        raise SystemExit(3)
+        raise error
+
+    @step
+    def leave_thread() -> None:
+        raise error
 
     @app.workflow
     async def flow() -> None:
-        await leave()
+        if place == "step":
+            await leave()
+        if place == "thread":
+            await leave_thread()
+        raise error
+
+    @app.workflow
+    def sync_flow() -> None:
+        raise error
 
     @app.workflow
     async def other() -> str:
         return "fine"
 
     async with play(app):
-        with pytest.raises(RunFailed, match="SystemExit"):
-            await flow.run()
+        with pytest.raises(RunFailed, match=type(error).__name__):
+            await (sync_flow if place == "sync workflow" else flow).run()
         assert await other.run() == "fine"
 
 

@@ -274,16 +274,16 @@ BEGIN
     );
     UPDATE run SET slot = 2, held = 'group'
     WHERE new.slot = 0 AND seq = new.seq AND slot = 0;
-    -- It comes before one that has a slot and has not begun (or keeps no slot): that one goes back into the line. Its slot goes on to the
-    -- first in the line, which is the newcomer.
-    UPDATE run SET slot = 2, held = 'group'
+    -- It comes before one that has a slot and has not begun (or keeps no slot), also one that a rate put off: that one
+    -- goes back into the line. Its slot goes on to the first in the line, which is the newcomer.
+    UPDATE run SET slot = 2, held = 'group', state = 'queued', wake_at = NULL
     WHERE new.slot = 0 AND seq = (
         SELECT h.seq
         FROM grp AS g CROSS JOIN run AS h INDEXED BY run_holder ON h.grp = g.id AND h.slot = 1
         WHERE g.id = new.grp
             AND NOT g.paused
             AND (h.priority, h.seq) > (new.priority, new.seq)
-            AND h.state = 'queued'
+            AND (h.state = 'queued' OR h.held = 'rate')
             AND (h.started_at IS NULL OR NOT h.keep)
             AND (SELECT slot FROM run WHERE seq = new.seq) = 2
         ORDER BY h.priority DESC, h.seq DESC LIMIT 1
@@ -326,10 +326,13 @@ END;
 -- much, the last ones first, or all of it. What has begun keeps its slot.
 CREATE TRIGGER grp_changed AFTER UPDATE OF most, paused ON grp
 BEGIN
-    UPDATE run SET slot = 2, held = 'group'
+    UPDATE run SET slot = 2, held = 'group', state = 'queued', wake_at = NULL
     WHERE seq IN (
         SELECT h.seq FROM run AS h INDEXED BY run_holder
-        WHERE h.grp = new.id AND h.slot = 1 AND h.state = 'queued' AND (h.started_at IS NULL OR NOT h.keep)
+        WHERE h.grp = new.id
+            AND h.slot = 1
+            AND (h.state = 'queued' OR h.held = 'rate')
+            AND (h.started_at IS NULL OR NOT h.keep)
         ORDER BY h.priority DESC, h.seq DESC
         LIMIT CASE
             WHEN new.paused THEN -1
