@@ -19,7 +19,7 @@ from perdure.engine.waits import result, result_of, send_cancel, send_signal
 from perdure.errors import ErrorInfo, InvalidInput, NotDurable, RunNotFound
 from perdure.explain import explain
 from perdure.failures import decode_failure
-from perdure.model import Checkpoint, RunRecord, Signal, State
+from perdure.model import Checkpoint, Outcome, RunRecord, Signal, State
 from perdure.options import check_labels
 from perdure.stores.base import PAGE, Store, Topic
 
@@ -134,11 +134,12 @@ class Run(Generic[R]):
         """What the run has behind it: its steps, sleeps, signals, children, in the order in which they were kept."""
 
         async def history(store: Store) -> list[Event]:
-            await self._record(store)
+            record = await self._record(store)
+            until = await store.now() if record.finished_at is None else record.finished_at
             events: list[Event] = []
             after = 0
             while page := await store.history(self.id, after=after, limit=PAGE):
-                events += [Event(checkpoint) for checkpoint in page]
+                events += [Event(checkpoint, checkpoint.outcome_by(until)) for checkpoint in page]
                 after = page[-1].position
             return events
 
@@ -303,8 +304,9 @@ class RunStatus:
 class Event:
     """One entry of a run's history."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, outcome: Outcome) -> None:
         self.checkpoint = checkpoint
+        self._outcome = outcome
 
     @property
     def key(self) -> str:
@@ -317,7 +319,7 @@ class Event:
     @property
     def outcome(self) -> str:
         """`ok`, `error`, or `open` for what is not over."""
-        return self.checkpoint.outcome
+        return self._outcome
 
     @property
     def attempts(self) -> int:

@@ -52,7 +52,7 @@ def test_doctor_shows_findings(perdure: Run, app: App) -> None:
     result = perdure("doctor", "--app", "shop")
     assert result.exit_code == 0
     assert "8 workflows are well defined" in result.output
-    assert "warning  1 runs of ship are ready on queue default, and no live worker takes them" in result.output
+    assert "warning  1 run of ship is ready on queue default, and no live worker takes that" in result.output
 
 
 def test_doctor_ends_with_1_when_there_is_a_problem(

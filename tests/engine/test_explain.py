@@ -42,7 +42,7 @@ CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
     (record(State.SCHEDULED, wake_at=NOON, held="queue is paused"), [], 0, "queue is paused, until"),
     (record(State.QUEUED, held="queue is paused"), [worker()], 0, "is held: queue is paused"),
     (record(State.QUEUED), [], 0, "no live worker serves workflow ship: start one"),
-    (record(State.QUEUED), [worker(workflows=("bill",))], 0, "no live worker serves workflow ship: the one live"),
+    (record(State.QUEUED), [worker(workflows=("bill",))], 0, "the one live worker of this store runs other code"),
     (
         record(State.QUEUED, queue="slow"),
         [worker(), worker(queues=("quick",))],
@@ -57,7 +57,19 @@ CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
         3,
         "is ready, 3 runs of queue default come before it, and all 4 slots of the 2 live workers are taken",
     ),
-    (record(State.QUEUED), [worker(running=2)], 1000, "is ready, at least 1000 runs"),
+    (record(State.QUEUED), [worker(running=2)], 1000, "is ready, at least 1,000 runs of queue default come before it"),
+    (
+        record(State.QUEUED),
+        [worker(running=1, slots=1)],
+        1,
+        "1 run of queue default comes before it, and the one slot of the one live worker is taken",
+    ),
+    (
+        record(State.QUEUED, version="2"),
+        [worker()],
+        0,
+        "the one live worker that knows it serves no version; start one with that code",
+    ),
     (record(State.RUNNING, worker="w-1", attempt=3), [], 0, "runs on worker w-1, attempt 3"),
     (record(State.RUNNING, worker="w-1", cancelling="enough"), [], 0, "it was asked to end: enough"),
     (

@@ -19,6 +19,7 @@ from perdure.clock import moment
 from perdure.model import Count, State, WorkerRecord
 from perdure.stores import open_store
 from perdure.stores.base import Finding, Severity, Store
+from perdure.wording import counted, does
 
 _STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 
@@ -56,7 +57,7 @@ def migrate(app: App) -> None:
 def prune(app: App, workflow: str | None, state: str | None, age: timedelta | None, count: int | None) -> None:
     """Remove runs that ended, by the app's own policies (app.retain) or by the one that is given."""
     removed = on_store(app, lambda _: app.prune(workflow=workflow, state=state, age=age, count=count))
-    click.echo(f"Removed {removed:,} runs.")
+    click.echo(f"Removed {counted(removed, 'run')}.")
 
 
 @click.command()
@@ -85,7 +86,8 @@ async def _examine(app: App, store: Store) -> list[Finding]:
     findings = [Finding(Severity.OK, f"Perdure {version('perdure')} on Python {platform.python_version()}")]
     if app.workflows:
         app.worker()  # raises what is wrong with a definition
-        findings.append(Finding(Severity.OK, f"{len(app.workflows)} workflows are well defined"))
+        count = len(app.workflows)
+        findings.append(Finding(Severity.OK, f"{counted(count, 'workflow')} {does(count, 'is')} well defined"))
     findings += await store.check()
     return findings + unserved(await store.counts(), await store.workers())
 
@@ -95,7 +97,8 @@ def unserved(counts: Sequence[Count], live: Sequence[WorkerRecord]) -> list[Find
     return [
         Finding(
             Severity.WARNING,
-            f"{each.runs} runs of {each.workflow} are ready on queue {each.queue}, and no live worker takes them",
+            f"{counted(each.runs, 'run')} of {each.workflow} {does(each.runs, 'is')} ready on queue {each.queue},"
+            " and no live worker takes that",
             "start a worker whose app defines it, with that queue",
         )
         for each in counts

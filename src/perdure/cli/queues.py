@@ -20,6 +20,7 @@ from perdure.clock import moment
 from perdure.model import QueueReport, WorkerRecord
 from perdure.rates import show_limits
 from perdure.stores.base import Store
+from perdure.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -113,7 +114,7 @@ def _screen(app: App, reports: Sequence[QueueReport], workers: Sequence[WorkerRe
     head = Text.assemble(
         (shown_url(app.url), "bold"),
         f"  {moment(now):%H:%M:%S} UTC  {running:,} running, {ready:,} ready, {ended:,} ended in the last minute,"
-        f" {len(workers)} workers with {slots:,} slots",
+        f" {counted(len(workers), 'worker')} with {counted(slots, 'slot')}",
     )
     return Group(
         head,

@@ -22,6 +22,7 @@ from perdure.explain import explain
 from perdure.failures import decode_failure
 from perdure.model import RunQuery, RunRecord, State
 from perdure.stores.base import Store
+from perdure.wording import counted, does
 
 _PAGE = 200
 
@@ -114,7 +115,7 @@ def show(ctx: click.Context, app: App, run: str, limit: int, as_text: bool) -> N
     """
     shown = on_store(app, lambda store: look_up(store, run, limit))
     if as_text:
-        print_json(as_json(shown))
+        print_json(as_json(shown, _now()))
     else:
         draw(console(wide=100), shown, _now(), traces=verbose(ctx))
 
@@ -181,9 +182,9 @@ def retry(
     )
     for each in found:
         click.echo(each)
-    what = "would be queued again" if dry_run else "are queued again"
+    does_what = "would be" if dry_run else does(len(found), "is")
     more = f"; there may be more, --limit says how many ({limit})" if len(found) == limit else ""
-    click.echo(f"{len(found)} runs {what}{more}.", err=True)
+    click.echo(f"{counted(len(found), 'run')} {does_what} queued again{more}.", err=True)
 
 
 @runs.command()

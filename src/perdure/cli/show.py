@@ -92,14 +92,14 @@ async def _child(store: Store, run_id: str) -> ChildRun | None:
     return ChildRun(run, history[:_CHILD_ROWS], more=len(history) > _CHILD_ROWS)
 
 
-def as_json(shown: Shown) -> dict[str, Any]:
+def as_json(shown: Shown, now: Millis) -> dict[str, Any]:
     """Everything in one object."""
     return {
         "run": plain_run(shown.run, shown.why),
-        "history": plain_history([*shown.head, *shown.tail]),
+        "history": plain_history(shown.run, [*shown.head, *shown.tail], now),
         "left_out": shown.left_out,
         "children": [
-            {"key": key, **plain_run(child.run, ""), "history": plain_history(child.history)}
+            {"key": key, **plain_run(child.run, ""), "history": plain_history(child.run, child.history, now)}
             for key, child in shown.children.items()
         ],
         "signals": [{"name": each.name, "value": msgspec.Raw(each.body.encode())} for each in shown.signals],

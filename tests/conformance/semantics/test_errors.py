@@ -171,6 +171,31 @@ async def test_code_that_exits_is_a_failure_of_its_run_alone(play: Play, error: 
         assert await other.run() == "fine"
 
 
+async def test_each_traceback_is_told_once_however_many_runs_it_comes_through(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child() -> None:
+        raise Declined(51, "insufficient funds")
+
+    @app.workflow
+    async def parent() -> None:
+        await child.run()
+
+    @app.workflow
+    async def grandparent() -> None:
+        await parent.run()
+
+    async with play(app):
+        with pytest.raises(RunFailed) as failure:
+            await grandparent.run()
+        text = str(failure.value)
+        for line in ('raise Declined(51, "insufficient funds")', "await child.run()", "await parent.run()"):
+            assert text.count(line) == 1
+        assert failure.value.summary.count("insufficient funds") == 1
+        assert "Traceback" not in failure.value.info.message
+
+
 async def test_a_childs_failure_is_raised_in_its_parent_at_first_and_on_replay(play: Play) -> None:
     app, gate, seen = new_app(), Gate(), list[Any]()
 

@@ -25,7 +25,7 @@ def deliver(transaction: Transaction, signal: Signal) -> None:
     if transaction.first(_SQL["delivered"], {"run": run, "id": signal.id}) is not None:
         return
     if state.final:
-        raise RunEnded(f"run {signal.run_id} is {state}: it takes no signals any more")
+        raise RunEnded(f"run {signal.run_id} has ended ({state}): it takes no signals any more")
     message = {"run": run, "id": signal.id, "name": signal.name, "body": signal.body}
     transaction.change(_SQL["deliver"], message)
     woken = state is State.WAITING and transaction.change(_SQL["wake"], {"run": run, "name": signal.name})
