@@ -16,7 +16,7 @@ from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
 from perdure.limits import LimitControl
 from perdure.model import Count, FailureCause, Missed, Overlap, QueueReport, Retention, RunQuery, State
-from perdure.options import check_key, check_name, check_priority, check_queue
+from perdure.options import check_filters, check_key, check_name, check_priority, check_queue, check_text
 from perdure.rates import check_count, check_limit
 from perdure.retention import PRUNE_LIMIT, make_policy
 from perdure.retry import Retry, check_retry
@@ -262,7 +262,7 @@ class App:
 
     def run(self, run_id: str) -> Run[Any]:
         """A handle on a run of any workflow; `workflow.get(id)` gives a typed one."""
-        return self.handle(run_id, None)
+        return self.handle(check_text(run_id, "the id of a run"), None)
 
     def handle(
         self,
@@ -298,17 +298,19 @@ class App:
         `failures` names. Pages are stable: runs that come meanwhile move nothing.
         """
         check_count(limit, "limit")
-        query = RunQuery(
-            states=[_state(one) for one in ([state] if isinstance(state, str) else state)],
-            workflow=workflow,
-            queue=queue,
-            parent=parent,
-            group=group,
-            batch=batch,
-            cause=cause,
-            labels=labels or {},
-            limit=limit,
-            after=None if after is None else after.record.position,
+        query = check_filters(
+            RunQuery(
+                states=[_state(one) for one in ([state] if isinstance(state, str) else state)],
+                workflow=workflow,
+                queue=queue,
+                parent=parent,
+                group=group,
+                batch=batch,
+                cause=cause,
+                labels=labels or {},
+                limit=limit,
+                after=None if after is None else after.record.position,
+            )
         )
 
         async def runs(store: Store) -> list[RunStatus]:
@@ -318,7 +320,7 @@ class App:
 
     def batch(self, batch_id: str) -> Batch[Any]:
         """A handle on a batch of any workflow; `workflow.get_batch(id)` gives a typed one."""
-        return Batch(self.client, batch_id, self.run)
+        return Batch(self.client, check_text(batch_id, "the id of a batch"), self.run)
 
     def counts(self) -> Call[list[Count]]:
         """How many runs there are, by queue, workflow and state."""
@@ -337,7 +339,9 @@ class App:
         limit: int = 50,
     ) -> Call[list[FailureCause]]:
         """Failed runs by their cause (type of the exception and where it was raised), the most frequent first."""
-        query = RunQuery(states=[State.FAILED], workflow=workflow, queue=queue, labels=labels or {}, limit=limit)
+        query = check_filters(
+            RunQuery(states=[State.FAILED], workflow=workflow, queue=queue, labels=labels or {}, limit=limit)
+        )
         return self._call(lambda store: store.failures(query), "failures()")
 
     def retry_failed(
@@ -355,14 +359,16 @@ class App:
         What their steps kept stays, what failed is tried again. `cause` is one that `failures` names. Runs whose unique
         key another live run has are left out.
         """
-        query = RunQuery(
-            states=[State.FAILED],
-            workflow=workflow,
-            cause=cause,
-            queue=queue,
-            labels=labels or {},
-            limit=limit,
-            oldest_first=True,
+        query = check_filters(
+            RunQuery(
+                states=[State.FAILED],
+                workflow=workflow,
+                cause=cause,
+                queue=queue,
+                labels=labels or {},
+                limit=limit,
+                oldest_first=True,
+            )
         )
         return self._call(lambda store: store.retry_many(query, dry_run=dry_run), "retry_failed()")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perdure.call import Call
 from perdure.errors import InvalidInput
 from perdure.model import LimitRecord, Limits, Revision, Scope, ScopeKind
-from perdure.options import check_name, check_queue
+from perdure.options import check_name, check_queue, check_text
 from perdure.rates import check_limit, parse_rate, show_limits, show_scope
 from perdure.stores.base import Store
 
@@ -75,27 +75,28 @@ class LimitControl:
         Lowering a limit takes nothing from what runs. `who` is kept with the change (user and host when not given).
         Raises `InvalidInput`.
         """
-        scope, limits = scope_of(queue, workflow, group), limits_of(running, rate, burst)
-        return self._call(lambda store: store.set_limits(scope, limits, who or whoami()), "limits.set()")
+        scope, limits, by = scope_of(queue, workflow, group), limits_of(running, rate, burst), _who(who)
+        return self._call(lambda store: store.set_limits(scope, limits, by), "limits.set()")
 
     def apply(self, *, who: str | None = None) -> Call[Sequence[LimitRecord]]:
         """Makes what code declares hold, whatever is stored: for a step of a deploy."""
 
-        return self._call(lambda store: self._put(store, who or whoami(), declared=False), "limits.apply()")
+        by = _who(who)
+        return self._call(lambda store: self._put(store, by, declared=False), "limits.apply()")
 
     def pause(
         self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
     ) -> Call[LimitRecord]:
         """Keeps runs of a scope from beginning. What runs goes on, and starts are accepted: they wait."""
-        scope = scope_of(queue, workflow, group)
-        return self._call(lambda store: store.pause(scope, who or whoami(), paused=True), "limits.pause()")
+        scope, by = scope_of(queue, workflow, group), _who(who)
+        return self._call(lambda store: store.pause(scope, by, paused=True), "limits.pause()")
 
     def resume(
         self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
     ) -> Call[LimitRecord]:
         """Ends a pause."""
-        scope = scope_of(queue, workflow, group)
-        return self._call(lambda store: store.pause(scope, who or whoami(), paused=False), "limits.resume()")
+        scope, by = scope_of(queue, workflow, group), _who(who)
+        return self._call(lambda store: store.pause(scope, by, paused=False), "limits.resume()")
 
     def list(self) -> Call[Sequence[LimitRecord]]:
         """What is stored, with how many runs count against each now."""
@@ -152,6 +153,10 @@ def limits_of(running: int | None, rate: str | None, burst: int | None) -> Limit
     return Limits(
         None if running is None else check_limit(running, "running"), None if rate is None else parse_rate(rate, burst)
     )
+
+
+def _who(given: str | None) -> str:
+    return check_text(given, "who") if given else whoami()
 
 
 def whoami() -> str:

@@ -20,7 +20,7 @@ from perdure.errors import ErrorInfo, InvalidInput, NotDurable, RunNotFound
 from perdure.explain import explain
 from perdure.failures import decode_failure
 from perdure.model import Checkpoint, Outcome, RunRecord, Signal, State
-from perdure.options import check_labels
+from perdure.options import check_labels, check_name, check_text
 from perdure.stores.base import PAGE, Store, Topic
 
 if TYPE_CHECKING:
@@ -128,6 +128,8 @@ class Run(Generic[R]):
         With `from_step` (a key as `history()` shows it) also a run that succeeded, and that step and all after it run
         again. Raises `RunNotEnded`, `CheckpointNotFound`.
         """
+        if from_step is not None:
+            check_text(from_step, "the key of a step")
         return self._store_call(lambda store: store.retry(self.id, from_key=from_step), "retry")
 
     def history(self) -> Call[list[Event]]:
@@ -162,7 +164,7 @@ class Run(Generic[R]):
         await run.label(customer="7", region=None)
         """
         given = check_labels({name: value for name, value in labels.items() if value is not None})
-        removed = dict.fromkeys(labels.keys() - given.keys(), "")
+        removed = {check_name(name, "a label"): "" for name in labels.keys() - given.keys()}
         return self._store_call(lambda store: store.label(self.id, given | removed), "label")
 
     def delete(self, *, force: bool = False) -> Call[int]:
@@ -234,6 +236,7 @@ def _check_reason(reason: str) -> None:
     if not isinstance(reason, str) or len(reason) > _LONGEST_REASON:
         shown = f"one of {len(reason):,} characters" if isinstance(reason, str) else repr(reason)
         raise InvalidInput(f"a reason is a text of at most {_LONGEST_REASON:,} characters, not {shown}")
+    check_text(reason, "a reason")
 
 
 class RunStatus:

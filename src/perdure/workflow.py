@@ -17,7 +17,7 @@ from perdure.engine.scope import Scope, scope_needed, workflow_scope
 from perdure.engine.waits import child_id, open_batch, result_of, start_child
 from perdure.errors import DefinitionError, InvalidInput, NotInWorkflow, id_conflict
 from perdure.model import OnConflict, Start, Started, Unique
-from perdure.options import StartOptions, check_id, key_of, start_options
+from perdure.options import StartOptions, check_id, check_text, key_of, start_options
 from perdure.run import Run
 from perdure.step import Step
 
@@ -152,11 +152,11 @@ class Workflow(Generic[P, R]):
 
     def get(self, run_id: str) -> Run[R]:
         """A handle on a run of this workflow, typed by its result."""
-        return self._app.handle(run_id, self)
+        return self._app.handle(check_text(run_id, "the id of a run"), self)
 
     def get_batch(self, batch_id: str) -> Batch[R]:
         """A handle on a batch of runs of this workflow, typed by their results."""
-        return Batch(self._app.client, batch_id, self.get)
+        return Batch(self._app.client, check_text(batch_id, "the id of a batch"), self.get)
 
     def continue_as_new(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
         """Ends this attempt and begins the run anew with other arguments, under the same id, with no history.

@@ -397,7 +397,6 @@ class Reference:
             kept = self.schedules.stands(fire)
             if kept is None:
                 continue
-            self.turns.ask(fire.starts)
             made: str | None = None
             earlier = kept.last_run if kept.last_run and not self.runs[kept.last_run].shown.state.final else None
             for start in fire.starts:
@@ -409,6 +408,7 @@ class Reference:
                         self.cancel(earlier, f"the next run of schedule {fire.name} began")
                     elif fire.overlap == Overlap.QUEUE:
                         behind = Wait(f"schedule:{fire.name}", WaitFor.RUN, earlier)
+                self.turns.ask([start])
                 made = earlier = self._start(start, behind).id
             self.schedules.move_on(fire, made)
 

@@ -262,10 +262,10 @@ def why(app: App, run: str) -> None:
     """Say why a run is in the state that it is in, and what would change that."""
 
     async def work(store: Store) -> str:
-        record = await store.load(run)
+        handle, record = app.run(run), await store.load(run)
         if record is None:
             raise RunNotFound(f"there is no run {run!r} in this store; `perdure runs list` shows those that are")
-        return f"Run {run} ({record.workflow}) {await app.run(run).why()}"
+        return f"Run {run} ({record.workflow}) {await handle.why()}"
 
     click.echo(on_store(app, work))
 

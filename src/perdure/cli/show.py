@@ -17,6 +17,7 @@ from perdure.errors import RunNotFound
 from perdure.explain import explain
 from perdure.failures import decode_failure
 from perdure.model import Arrived, Checkpoint, Kind, Millis, RunRecord, State
+from perdure.options import check_text
 from perdure.stores.base import PAGE, Store
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Progress(Struct, forbid_unknown_fields=True):
 
 async def look_up(store: Store, run_id: str, limit: int) -> Shown:
     """Reads a run, at most `limit` checkpoints of it (0: all), and some of its children."""
-    run = await store.load(run_id)
+    run = await store.load(check_text(run_id, "the id of a run"))
     if run is None:
         raise RunNotFound(f"there is no run {run_id!r} in this store; `perdure runs list` shows those that are")
     ahead = await store.ahead(run_id) if run.state is State.QUEUED else 0
