@@ -151,7 +151,7 @@ class Run(Generic[R]):
         """The run's status now, and again whenever its state, its attempt or its progress has changed; the last one is
         its end. Changes that come quickly may be seen as one.
 
-        Ends and progress are pushed where the store can; what else changes is seen within about a second.
+        Changes are pushed where the store can, and seen within about a second otherwise.
 
             async for change in run.watch():
                 print(change.state, change.progress)

@@ -30,7 +30,7 @@ def deliver(transaction: Transaction, signal: Signal) -> None:
     transaction.change(_SQL["deliver"], message)
     woken = state is State.WAITING and transaction.change(_SQL["wake"], {"run": run, "name": signal.name})
     if woken or state is State.RUNNING:
-        transaction.tell.add(Topic.WORK)
+        transaction.tell |= {Topic.WORK, Topic.STATUS}
 
 
 def cancel(transaction: Transaction, run_id: str, reason: str, *, children: bool) -> State:
@@ -93,7 +93,7 @@ def _again(transaction: Transaction, runs: str) -> None:
     transaction.change(_SQL["drop_outcomes"], {"runs": runs})
     transaction.change(_SQL["drop_failures"], {"runs": runs})
     transaction.change(_SQL["again"], {"runs": runs})
-    transaction.tell.add(Topic.WORK)
+    transaction.tell |= {Topic.WORK, Topic.STATUS}
 
 
 def find_run(transaction: Transaction, run_id: str) -> tuple[int, State]:
@@ -113,7 +113,7 @@ def _stop(transaction: Transaction, roots: str, reason: str, *, children: bool) 
 def _ask(transaction: Transaction, running: list[int], reason: str, *, overdue: bool = False) -> None:
     if running:
         transaction.change(_SQL["ask"], {"runs": encode(running), "reason": reason, "overdue": overdue})
-        transaction.tell.add(Topic.WORK)
+        transaction.tell |= {Topic.WORK, Topic.STATUS}
 
 
 def _tree(transaction: Transaction, roots: str, *, children: bool) -> tuple[list[int], list[int]]:
