@@ -68,9 +68,9 @@ class KeyTaken(PerdureError):
     """Another live run has the unique key of the run that was to be retried."""
 
 
-class GroupDeadlock(PerdureError):
-    """A run that keeps its place in its group while it waits was to wait for another run of that group, which may not
-    begin before. Give the other run another group, or the workflow `group_keep=False`, or don't wait."""
+class WouldDeadlock(PerdureError):
+    """A wait for another run that might never end, because who waits keeps what the other one may need: its place in
+    their group, or (in a step) its worker's slot. The message says what to do instead."""
 
 
 class CheckpointNotFound(PerdureError):

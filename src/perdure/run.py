@@ -14,7 +14,7 @@ from msgspec import json
 from perdure.call import Call, Stream
 from perdure.clock import millis, moment
 from perdure.codec import Decoder, encode
-from perdure.engine.scope import check_key, scope_here, workflow_scope
+from perdure.engine.scope import check_key, holds_slot, scope_here, wait_in_step, workflow_scope
 from perdure.engine.waits import result, result_of, send_cancel, send_signal
 from perdure.errors import ErrorInfo, InvalidInput, NotDurable, RunNotFound
 from perdure.explain import explain
@@ -64,12 +64,14 @@ class Run(Generic[R]):
 
         Raises `RunFailed` or `RunCancelled` when it ended so, and `TimeoutError` when it did not end within `timeout`
         (seconds or a timedelta); the run goes on then. Inside of a workflow this is a durable wait: the run that asks
-        is put away until the other one ends, and what it saw is kept.
+        is put away until the other one ends, and what it saw is kept. In a step, which keeps its slot, a wait without
+        `timeout` for a run of the same store raises `WouldDeadlock`, unless the run has ended.
         """
         limit = None if timeout is None else millis(timeout, "timeout")
         scope = workflow_scope(self._client, f"run {self.id}")
         if scope is None:
-            return self._call(lambda: self._result(limit), "result")
+            in_step = limit is None and holds_slot(self._client)
+            return self._call(lambda: self._result(limit, in_step=in_step), "result")
         if scope.execution.claim.id == self.id:
             raise InvalidInput(f"run {self.id} would wait for its own end")
         child_key = self._child_key
@@ -185,7 +187,9 @@ class Run(Generic[R]):
 
         return self._store_call(why, "why")
 
-    async def _result(self, limit: int | None) -> R:
+    async def _result(self, limit: int | None, *, in_step: bool) -> R:
+        if in_step and not (await self._record(await self._client.store())).state.final:
+            raise wait_in_step(f"result() of run {self.id}")
         try:
             async with asyncio.timeout(None if limit is None else limit / 1000):
                 ended = await self._client.ended(self.id)

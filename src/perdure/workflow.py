@@ -13,7 +13,7 @@ from perdure.batch import Batch
 from perdure.call import Call
 from perdure.engine.definitions import WorkflowDefinition, function_name
 from perdure.engine.execution import ContinueAsNew
-from perdure.engine.scope import Scope, scope_needed, workflow_scope
+from perdure.engine.scope import Scope, holds_slot, scope_needed, wait_in_step, workflow_scope
 from perdure.engine.waits import child_id, open_batch, result_of, start_child
 from perdure.errors import DefinitionError, InvalidInput, NotInWorkflow, id_conflict
 from perdure.model import OnConflict, Start, Started, Unique
@@ -204,6 +204,8 @@ class StartCall(Generic[P, R]):
         start = self.make_start(args, kwargs)
         scope = self._scope()
         what = f"run of {self._workflow.name}"
+        if scope is None and holds_slot(self._workflow.app.client):
+            raise wait_in_step(f"run() of workflow {self._workflow.name}")
         if scope is None:
 
             async def run() -> R:

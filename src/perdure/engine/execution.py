@@ -25,7 +25,7 @@ from perdure.errors import (
     ArgumentsChanged,
     DecodingError,
     DefinitionError,
-    GroupDeadlock,
+    WouldDeadlock,
 )
 from perdure.failures import cause_of, encode_failure
 from perdure.model import (
@@ -51,7 +51,7 @@ T = TypeVar("T")
 _REPLAY_PATIENCE = 1.0
 """Seconds that replay may take to come to something new when the run is to be cancelled there."""
 
-_NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError, GroupDeadlock)
+_NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError, WouldDeadlock)
 
 
 class ContinueAsNew(BaseException):

@@ -12,13 +12,13 @@ from perdure.codec import Decoder
 from perdure.engine.execution import Execution
 from perdure.engine.history import through_outages
 from perdure.errors import (
-    GroupDeadlock,
     PerdureError,
     RunCancelled,
     RunFailed,
     RunNotFound,
     SignalTimedOut,
     StepFailed,
+    WouldDeadlock,
 )
 from perdure.failures import decode_failure, encode_failure, rebuild
 from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, Signal, Start, State, Wait, WaitFor
@@ -180,11 +180,11 @@ async def _check_target(execution: Execution, run_id: str, *, is_child: bool) ->
 
 
 def _check_groups(execution: Execution, queue: str, group: str, what: str) -> None:
-    """`GroupDeadlock` for a wait of a run that keeps its place in a group for another one of that group. The limit of
+    """`WouldDeadlock` for a wait of a run that keeps its place in a group for another one of that group. The limit of
     the group does not matter: it may change, and any number of runs may wait like this at once."""
     claim = execution.claim
     if _keeps_place(execution) and (queue, group) == (claim.queue, claim.group):
-        raise GroupDeadlock(
+        raise WouldDeadlock(
             f"run {claim.id} keeps its place in group {group} while it waits, so {what}, which is of that group too,"
             " might never begin: give it another group, or define workflow"
             f" {execution.definition.name} with group_keep=False"

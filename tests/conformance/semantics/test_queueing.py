@@ -143,10 +143,10 @@ async def test_a_run_that_keeps_its_place_can_not_wait_for_a_child_in_its_group(
         run = await parent.start(False)
         with pytest.raises(RunFailed, match=r"keeps its place in group one .* group_keep=False") as failure:
             await run.result()
-        assert failure.value.info.type == "perdure.errors:GroupDeadlock"
+        assert failure.value.info.type == "perdure.errors:WouldDeadlock"
         assert await app.runs(workflow="child") == []
         run = await parent.start(True)
-        with pytest.raises(RunFailed, match="GroupDeadlock"):
+        with pytest.raises(RunFailed, match="WouldDeadlock"):
             await run.result()
         await sandbox.advance(seconds=1)
         assert [each.state for each in await app.runs(workflow="child")] == [State.SUCCEEDED]
@@ -165,7 +165,7 @@ async def test_a_run_that_keeps_its_place_can_not_wait_for_any_other_run_of_its_
         assert await (await flow.start(first.id)).result() == 1
         waits, later = await flow.options(delay=1).start_many(["later", ""], ids=["waits", "later"])
         await sandbox.advance(seconds=1)
-        with pytest.raises(RunFailed, match=r"GroupDeadlock: run waits keeps its place .* run later, which is of that"):
+        with pytest.raises(RunFailed, match=r"WouldDeadlock: run waits keeps its place .* run later, which is of that"):
             await waits.result()
         assert await later.result() == 1
 
