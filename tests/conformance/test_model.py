@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from conformance import uniques
 from conformance.conftest import STORES
+from conformance.drawing import NAMES, Drawing
 from conformance.kit import (
     BILL,
     DEFAULT,
@@ -31,24 +32,17 @@ from conformance.kit import (
     URGENT,
     ManualClock,
     all_runs,
-    checkpoint,
-    for_run,
     for_signal,
-    for_timer,
     of_group,
     of_queue,
     of_workflow,
 )
-from conformance.reference import Reference, Run
+from conformance.reference import Reference
 from perdure.cron import due_fires, next_slots
 from perdure.errors import KeyTaken, RunEnded, RunNotEnded, ScheduleNotFound
 from perdure.model import (
-    Json,
-    Kind,
     Limits,
     Missed,
-    OnConflict,
-    Outcome,
     Overlap,
     Rate,
     Retention,
@@ -56,19 +50,15 @@ from perdure.model import (
     Schedule,
     ScheduleRecord,
     Signal,
-    Start,
     State,
-    Unique,
-    Wait,
 )
-from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Save, Settle, To, Watch
+from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Settle, To, Watch
 
 T = TypeVar("T")
 SEED = st.integers(0, 2**20)
 
 LANES = [([DEFAULT, URGENT], [SHIP, BILL]), ([DEFAULT], [SHIP, BILL]), ([DEFAULT, URGENT], [SHIP])]
 LEASES = [3_000, 60_000, 600_000]
-NAMES = ["approve", "reject"]
 SCOPES = [EVERYTHING, of_queue(), of_workflow(), of_group("g"), of_group("h")]
 RATES = {
     EVERYTHING: Rate(2, 1_000, 3),
@@ -77,7 +67,6 @@ RATES = {
     of_group("g"): Rate(1, 3_000, 1),
     of_group("h"): Rate(7, 5_000, 2),
 }
-DELAYS = [0, 1, 500, 3_000, 60_000]
 OFTEN = {
     "enqueue": 3,
     "signal": 3,
@@ -112,7 +101,7 @@ class Incarnation:
         return self.name
 
 
-class StoreMachine(RuleBasedStateMachine):
+class StoreMachine(Drawing, RuleBasedStateMachine):
     backend: str
 
     def __init__(self) -> None:
@@ -129,7 +118,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.due: list[ScheduleRecord] = []
         """Schedules that a worker was told are due, whether or not they are any more."""
         self.fine = False
-        self.bodies = 0
         self.names = 0
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
@@ -144,76 +132,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.loop.close()
             self.directory.cleanup()
 
-    # --- what is drawn
-
-    def body(self) -> Json:
-        """A text that is used once, so that no two can be taken for each other."""
-        self.bodies += 1
-        return f'"body {self.bodies}"'
-
-    def some_run(self, rng: Random) -> Run:
-        return self.reference.runs[rng.choice(list(self.reference.runs))]
-
     def some_worker(self, rng: Random) -> Incarnation:
         return rng.choice(self.workers)
-
-    def some_start(self, rng: Random, parent: str | None = None) -> Start:
-        # What is replaced moves in its group, at a time that the store is free to choose: so no key goes with a group.
-        keyed = parent is None and rng.random() < 0.2
-        return Start(
-            id=rng.choice([f"r{len(self.reference.runs)}"] * 4 + list(self.reference.runs)[-2:]),
-            workflow=rng.choice([SHIP, BILL]),
-            queue=rng.choice([DEFAULT, DEFAULT, URGENT]),
-            input=self.body(),
-            priority=rng.randint(-1, 1),
-            delay=rng.choice([None, None, None, 0, 1, 500, 5_000]),
-            timeout=rng.choice([None, None, None, 3_000, 30_000]),
-            max_crashes=rng.choice([1, 3, 5, 5]),
-            parent=parent,
-            unique=Unique(rng.choice("uv"), rng.choice(list(OnConflict)), rng.choice([500, 5_000])) if keyed else None,
-            group="" if keyed else rng.choice(["", "", "g", "h"]),
-            group_limit=rng.choice([1, 1, 2]),
-            group_keep=rng.random() < 0.5,
-            session="" if keyed else rng.choice(["", "", "", "s", "t"]),
-        )
-
-    def some_waits(self, rng: Random) -> list[Wait]:
-        def limit() -> int | None:
-            return rng.choice([None, None, self.clock.now() + rng.choice(DELAYS)])
-
-        waits = [for_signal(name, at=limit()) for name in NAMES if rng.random() < 0.4]
-        targets = list(self.reference.runs)[-6:]
-        waits += [for_run(target, at=limit()) for target in targets if rng.random() < 0.3]
-        if not waits or rng.random() < 0.2:
-            waits.append(for_timer(self.clock.now() + rng.choice(DELAYS)))
-        return waits
-
-    def some_save(self, rng: Random, claim: Claim) -> Save:
-        run = self.reference.runs[claim.id]
-        taken: int | None = None
-        child: Start | None = None
-        if run.signals and rng.random() < 0.5:
-            taken = run.signals[0].position
-        elif rng.random() < 0.25:
-            child = self.some_start(rng, parent=run.id)
-        kept = checkpoint(
-            rng.choice("abcd"),
-            self.body(),
-            kind=Kind.SIGNAL if taken else Kind.CHILD if child else Kind.STEP,
-            outcome=rng.choice(list(Outcome)),
-        )
-        return Save(ref=claim.ref, token=claim.token, checkpoint=kept, consumes=taken, starts=child)
-
-    def some_settle(self, rng: Random, claim: Claim) -> Settle:
-        to = rng.choice([*To, To.PARK, To.PARK])
-        return Settle(
-            ref=claim.ref,
-            token=claim.token,
-            to=to,
-            body=self.body(),
-            delay=rng.choice(DELAYS) if to == To.RETRY else 0,
-            waits=self.some_waits(rng) if to == To.PARK else [],
-        )
 
     def owns(self, worker: Incarnation, claim: Claim) -> bool:
         run = self.reference.runs[claim.id]
