@@ -306,7 +306,8 @@ class Topic(StrEnum):
     ENDED = "ended"
     """A run may have ended: for those who wait for results."""
     STATUS = "status"
-    """A run may have told of its progress: for those who follow it."""
+    """A run may have told of its progress, or its state may have changed in another way than by its start or its end:
+    for those who follow it."""
 
 
 class Subscription(Protocol):
