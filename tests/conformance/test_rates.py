@@ -162,7 +162,9 @@ async def test_a_run_that_was_put_off_gives_its_turn_to_one_that_comes_first(
     assert await ada.claim() == []
     await store.enqueue([start("urgent", group="g", priority=-1)])
     shown = await record(store, "g1")
-    assert (shown.state, shown.wake_at, shown.held) == (State.QUEUED, None, "group g is full (1 of 1: run urgent)")
+    late = "group g may begin its next run at 2023-11-14 22:13:21 UTC (1/s)"
+    full = f"group g is full (1 of 1: run urgent, which does not run: {late})"
+    assert (shown.state, shown.wake_at, shown.held) == (State.QUEUED, None, full)
     assert await ada.claim() == []
     clock.advance(ms=1000)
     assert ids(await ada.claim()) == ["urgent"]
