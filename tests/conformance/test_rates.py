@@ -238,7 +238,7 @@ async def test_an_urgent_run_comes_before_one_that_was_put_off(store: Store, ada
     await ada.settle(await ada.claim_one())
     assert await ada.claim() == []
     await store.enqueue([start("urgent", group="g", priority=-1)])
-    assert ((await record(store, "g1")).held or "").startswith("group g is full (1 of 1: run urgent)")
+    assert ((await record(store, "g1")).held or "").startswith("group g is full (1 of 1: run urgent, ")
     assert await ada.claim() == []
     order: list[str] = []
     for _ in range(3):
