@@ -40,6 +40,8 @@ class Meter(Struct):
     rate: Rate
     debt: int = 0
     at: Millis = 0
+    spent: bool = False
+    """Whether a run began since this was read."""
 
     def opens_at(self, now: Millis) -> Millis:
         """When the next run may begin; `now` when it may at once."""
@@ -49,7 +51,7 @@ class Meter(Struct):
 
     def begin(self, now: Millis) -> None:
         """Counts a run that begins."""
-        self.debt, self.at = self._debt(now) + self.rate.period, max(now, self.at)
+        self.debt, self.at, self.spent = self._debt(now) + self.rate.period, max(now, self.at), True
 
     def _debt(self, now: Millis) -> int:
         return max(0, self.debt - max(0, now - self.at) * self.rate.count)

@@ -169,7 +169,7 @@ def _note_rates(transaction: Transaction, spent: dict[Scope, Budget]) -> None:
     rates = [
         (scope.kind, scope.name, budget.meter.debt, budget.meter.at)
         for scope, budget in spent.items()
-        if budget.meter is not None and budget.meter.at == transaction.now
+        if budget.meter is not None and budget.meter.spent
     ]
     if rates:
         transaction.change(_SQL["spend"], {"rates": encode(rates)})
