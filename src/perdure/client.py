@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from contextvars import Context
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from perdure.backoff import pauses
 from perdure.errors import RunNotFound, StoreError, StoreUnavailable
-from perdure.model import Ended
+from perdure.model import Ended, Start, Started
 from perdure.stores.base import Store, Subscription, Topic
 
 T = TypeVar("T")
@@ -23,6 +23,9 @@ logger = logging.getLogger("perdure.client")
 
 _POLL = 1.0
 """Seconds, at most, between two looks for results when no wake-up comes."""
+
+_MOST_TOLD = 1000
+"""The most groups of which a process says that their limit is not the one of its code."""
 
 _LONGEST_PAUSE = 1.5
 """Seconds between two tries while the store does not answer: what waits goes on within two when it is back."""
@@ -36,6 +39,7 @@ class Client:
         self._opened = False
         self._opening: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._results: WeakKeyDictionary[asyncio.AbstractEventLoop, Results] = WeakKeyDictionary()
+        self._told: set[tuple[str, str]] = set()
 
     async def store(self) -> Store:
         """The store, open."""
@@ -49,6 +53,23 @@ class Client:
     def is_on(self, store: Store) -> bool:
         """Whether this is the store that it uses."""
         return self._store is store
+
+    async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
+        """Makes runs; says in the log, once, of which groups the limit is another one than the code asks for."""
+        started = await (await self.store()).enqueue(starts)
+        for start, made in zip(starts, started, strict=True):
+            group = start.queue, start.group
+            if made.group_limit is not None and group not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add(group)
+                logger.warning(
+                    "code asks for %d at a time of group %s in queue %s, which was made with another limit: %d stands;"
+                    " `perdure limits set --group` changes that",
+                    start.group_limit,
+                    start.group,
+                    start.queue,
+                    made.group_limit,
+                )
+        return started
 
     async def ended(self, run_id: str) -> Ended:
         """Waits until a run has ended."""

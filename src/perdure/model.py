@@ -141,6 +141,9 @@ class Started(Struct):
     same: bool
     """Whether the run that existed has the same workflow and was started with the same input, whatever input it has
     continued with since. Always true when a unique key led to it."""
+    group_limit: int | None = None
+    """The limit that holds for its group, when that was made with another one than this start brings, and none was set
+    since that agrees with it."""
 
 
 class Signal(Struct):

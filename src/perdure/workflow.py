@@ -318,10 +318,9 @@ class StartCall(Generic[P, R]):
 
     async def _started(self, starts: Sequence[Start]) -> list[Run[R]]:
         app = self._workflow.app
-        store = await app.client.store()
         runs: list[Run[R]] = []
         for first in range(0, len(starts), _MANY):
-            for started in await store.enqueue(starts[first : first + _MANY]):
+            for started in await app.client.enqueue(starts[first : first + _MANY]):
                 _check_same(started, self._workflow.name)
                 runs.append(app.handle(started.id, self._workflow, existed=started.existed))
         return runs

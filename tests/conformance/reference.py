@@ -104,8 +104,6 @@ class Reference:
     # --- clients
 
     def enqueue(self, starts: Iterable[Start]) -> list[Started]:
-        starts = list(starts)
-        self.turns.ask(starts)
         return [self._start(each) for each in starts]
 
     def _start(self, wanted: Start) -> Started:
@@ -146,8 +144,9 @@ class Reference:
             slot=0 if wanted.group else None,
             first_input=wanted.input,
         )
+        other_limit = self.turns.ask(wanted)
         self.turns.moved(run)
-        return Started(wanted.id, False, True)
+        return Started(wanted.id, False, True, other_limit)
 
     def signal(self, sent: Signal) -> None:
         run = self.runs[sent.run_id]
@@ -416,7 +415,8 @@ class Reference:
 
     def _wanted(self, worker: int) -> bool:
         """Whether a session that nobody owns has a run for the worker, which takes sessions."""
-        mine = [run for run in self._queued(worker) if run.slot != 2 and not self.turns.paused(run)]
+        queued = [run for run in self._queued(worker) if run.slot != 2 and not self.turns.over(run)]
+        mine = [run for run in queued if not self.turns.paused(run)]
         owners = [session.owner for run in mine if (session := self.turns.session(run)) is not None]
         return self.workers[worker].sessions > 0 and None in owners
 

@@ -16,6 +16,7 @@ from conformance.kit import (
     drain,
     for_run,
     for_signal,
+    for_timer,
     ids,
     message,
     of_group,
@@ -234,10 +235,124 @@ async def test_a_lowered_limit_holds_what_has_not_begun(store: Store, ada: Worke
     assert ids(await ada.claim()) == ["c"]
 
 
-async def test_the_latest_limit_of_a_start_holds(store: Store, ada: Worker) -> None:
-    await fill(store, "a", "b", limit=1)
-    await fill(store, "c", limit=3)
-    assert ids(await ada.claim()) == ["a", "b", "c"]
+async def test_the_start_that_makes_a_group_sets_its_limit(store: Store, ada: Worker) -> None:
+    await fill(store, "a", "b", "c", limit=2)
+    [higher] = await store.enqueue([start("d", group="g", group_limit=9)])
+    [lower] = await store.enqueue([start("e", group="g", group_limit=1)])
+    [same] = await store.enqueue([start("f", group="g", group_limit=2)])
+    assert (higher.group_limit, lower.group_limit, same.group_limit) == (2, 2, None)
+    assert ids(await ada.claim()) == ["a", "b"]
+    assert await store.revisions() == []
+    await store.set_limits(of_group("g"), Limits(running=3), "ada")
+    [stored] = await store.enqueue([start("h", group="g", group_limit=3)])
+    assert stored.group_limit is None
+    assert ids(await ada.claim()) == ["c"]
+
+
+async def test_of_a_batch_the_first_start_that_makes_a_run_sets_the_limit(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("there", workflow=BILL, group="other")])
+    batch = [start("there", workflow=BILL, group="g", group_limit=9), start("a", group="g", group_limit=2)]
+    batch += [start("a", group="g", group_limit=8), start("b", group="g", group_limit=7), start("c", group="g")]
+    answers = await store.enqueue(batch)
+    assert [answer.existed for answer in answers] == [True, False, True, False, False]
+    assert [answer.group_limit for answer in answers] == [None, None, None, 2, 2]
+    assert ids(await ada.claim()) == ["there", "a", "b"]
+
+
+async def test_a_start_that_makes_nothing_changes_no_group(store: Store, ada: Worker) -> None:
+    await fill(store, "a", "b", "c")
+    await fill(store, "other", group="h")
+    [again] = await store.enqueue([start("other", group="g", group_limit=5)])
+    assert (again.existed, again.group_limit) == (True, None)
+    assert sorted(ids(await ada.claim())) == ["a", "other"]
+
+
+async def test_a_group_whose_runs_are_gone_begins_anew(store: Store, ada: Worker) -> None:
+    await fill(store, "a")
+    await ada.settle(await ada.claim_one())
+    await store.delete("a")
+    await fill(store, "b", "c", limit=2)
+    assert ids(await ada.claim()) == ["b", "c"]
+
+
+async def away(store: Store, ada: Worker, clock: ManualClock, how: str) -> None:
+    """Ten runs of a group, all of which have begun and will come again in a second."""
+    await fill(store, *"abcdefghij", limit=10)
+    for claim in await ada.claim():
+        if how == "parked":
+            await ada.park(claim, for_timer(clock.now() + 1000))
+        else:
+            await ada.settle(claim, To.RETRY, '"x"', delay=1000)
+
+
+@pytest.mark.parametrize("how", ["parked", "backing off"])
+async def test_a_lowered_limit_holds_for_what_comes_again(
+    store: Store, ada: Worker, clock: ManualClock, how: str
+) -> None:
+    """Those that have begun keep their slots, and yet no more run than the limit says, in order."""
+    await away(store, ada, clock, how)
+    await fill(store, "new")
+    await store.set_limits(of_group("g"), Limits(running=2), "ada")
+    clock.advance(ms=1000)
+    first = await ada.claim()
+    assert ids(first) == ["a", "b"]
+    assert (await record(store, "c")).held == "group g is full (10 of 2: run a)"
+    order: list[str] = []
+    while first:
+        order.append(first[0].id)
+        reply = await ada.exchange(slots=9, settles=[settle(first.pop(0))])
+        first += reply.claims
+        assert len(first) <= 2
+    assert "".join(order) == "abcdefghijnew"
+
+
+async def test_what_goes_on_at_once_is_held_to_a_lowered_limit(store: Store, ada: Worker, bob: Worker) -> None:
+    await fill(store, "a", "b", "c", limit=3)
+    claims = await ada.claim()
+    await store.set_limits(of_group("g"), Limits(running=1), "ada")
+    await ada.settle(claims[0], To.RELEASE)
+    await ada.settle(claims[1], To.RETRY, '"x"')
+    assert await bob.claim() == []
+    await ada.settle(claims[2], To.RELEASE)
+    [only] = await bob.claim()
+    assert only.id == "a"
+    await bob.park(only, for_signal())
+    [only] = await bob.claim()
+    assert only.id == "b"
+
+
+@pytest.mark.parametrize("how", ["raised", "lifted", "paused and resumed"])
+async def test_what_a_lowered_limit_holds_is_free_when_it_rises(
+    store: Store, ada: Worker, clock: ManualClock, how: str
+) -> None:
+    await away(store, ada, clock, "parked")
+    await store.set_limits(of_group("g"), Limits(running=1), "ada")
+    clock.advance(ms=1000)
+    assert ids(await ada.claim()) == ["a"]
+    if how == "paused and resumed":
+        await store.pause(of_group("g"), "ada")
+        assert (await record(store, "c")).held is not None
+        assert await ada.claim() == []
+        await store.pause(of_group("g"), "ada", paused=False)
+        assert await ada.claim() == []
+        await store.set_limits(of_group("g"), Limits(running=4), "ada")
+        assert ids(await ada.claim()) == ["b", "c", "d"]
+    else:
+        await store.set_limits(of_group("g"), Limits(running=4 if how == "raised" else None), "ada")
+        assert ids(await ada.claim()) == (["b", "c", "d"] if how == "raised" else list("bcdefghij"))
+
+
+async def test_what_is_removed_makes_room_for_what_a_lowered_limit_holds(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await away(store, ada, clock, "parked")
+    await store.set_limits(of_group("g"), Limits(running=1), "ada")
+    clock.advance(ms=1000)
+    assert ids(await ada.claim()) == ["a"]
+    await store.cancel("b", "x")
+    assert await ada.claim() == []
+    await store.delete("a", force=True)
+    assert ids(await ada.claim()) == ["c"]
 
 
 async def test_a_start_that_existed_leaves_no_group_behind(store: Store, ada: Worker) -> None:

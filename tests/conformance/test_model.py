@@ -100,6 +100,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.claims: list[tuple[Incarnation, Claim]] = []
         self.bodies = 0
         self.names = 0
+        self.ran: dict[tuple[str, str], set[str]] = {}
+        """Which runs of each group were running after the step before."""
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(call)
@@ -241,6 +243,7 @@ class StoreMachine(RuleBasedStateMachine):
         for answer, expected in zip(theirs, self.reference.enqueue(starts), strict=True):
             assert (answer.id, answer.existed) == (expected.id, expected.existed)
             assert answer.same == expected.same or not answer.existed
+            assert answer.group_limit == expected.group_limit
 
     def signal(self, rng: Random) -> None:
         run, name, number = self.some_run(rng), rng.choice(NAMES), rng.randint(0, 5)
@@ -333,7 +336,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.say(worker, said)
 
     def time_passes(self, rng: Random) -> None:
-        self.clock.advance(ms=rng.choice([1, 500, 500, 1_000, 5_000, 50_000]))
+        self.clock.advance(ms=rng.choice([1, 500, 500, 1_000, 5_000, 50_000, -500]))
 
     def live_or_die(self, rng: Random) -> None:
         """A worker renews, lets its lease end, is seen to die by its supervisor, or hands back in good order."""
@@ -397,6 +400,15 @@ class StoreMachine(RuleBasedStateMachine):
             line = self.reference.turns.members(key, 2)
             unbegun = [run.rank for run in begun if run.shown.started_at is None]
             assert not unbegun or not line or max(unbegun) < min(run.rank for run in line)
+
+    @invariant()
+    def no_more_of_a_group_begin_than_its_limit(self) -> None:
+        """More than that run only when they did so before it was lowered."""
+        for key in self.reference.turns.asked:
+            running = {run.shown.id for run in self.reference.turns.running(key)}
+            if len(running) > self.reference.turns.most(key):
+                assert running <= self.ran[key]
+            self.ran[key] = running
 
     def check_owners(self) -> None:
         """Each running run has one owner, and nothing else has any."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 
 import pytest
 
@@ -22,7 +23,7 @@ from conformance.kit import (
     start,
     worker,
 )
-from perdure.model import Limits, Millis, Rate, State
+from perdure.model import Limits, Millis, Rate, Scope, State
 from perdure.stores.base import Store, To
 
 pytestmark = pytest.mark.anyio
@@ -81,8 +82,10 @@ async def test_in_any_window_no_more_begin_than_the_rate_allows(
         reply = await each.exchange(slots=rng.randint(0, 6), settles=said)
         mine[each.id] = list(reply.claims)
         began += [clock.now()] * len(reply.claims)
-        clock.advance(ms=rng.choice([0, 1, 5, period // count + 1, period]))
+        clock.advance(ms=rng.choice([0, 1, 5, period // count + 1, period, -period]))
     assert len(began) > burst
+    # By a clock that never goes back: what begins while the clock is behind begins at its latest time.
+    began = list(accumulate(began, max))
     for first, at in enumerate(began):
         for last in range(first, min(len(began), first + 60)):
             assert (last - first + 1 - burst) * period <= (began[last] - at) * count
@@ -158,6 +161,33 @@ async def test_a_run_that_was_put_off_can_be_cancelled(store: Store, ada: Worker
     assert ids(await ada.claim()) == ["g2"]
 
 
+async def test_a_lowered_limit_holds_for_what_a_rate_put_off(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start(f"g{n}", group="g", group_limit=10) for n in range(10)])
+    assert ids(await ada.claim()) == ["g0"]
+    await store.set_limits(of_group("g"), Limits(running=1, rate=Rate(1, 1000, 1)), "ada")
+    for _ in range(20):
+        clock.advance(ms=1000)
+        assert await ada.claim() == []
+
+
+async def test_an_urgent_run_comes_before_one_that_was_put_off(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start(f"g{n}", group="g") for n in range(3)])
+    await ada.settle(await ada.claim_one())
+    assert await ada.claim() == []
+    await store.enqueue([start("urgent", group="g", priority=-1)])
+    assert (await record(store, "g1")).held == "group g is full (1 of 1: run urgent)"
+    assert await ada.claim() == []
+    order: list[str] = []
+    for _ in range(3):
+        clock.advance(ms=1000)
+        claim = await ada.claim_one()
+        order.append(claim.id)
+        await ada.settle(claim)
+    assert order == ["urgent", "g1", "g2"]
+
+
 async def test_a_repeated_claim_is_counted_once(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.set_limits(of_queue(), per_second(1, burst=2), "ada")
     await store.enqueue([start(f"r{n}") for n in range(4)])
@@ -187,4 +217,19 @@ async def test_a_clock_that_goes_back_lets_nothing_begin_too_soon(
     clock.advance(ms=-5000)
     assert await ada.claim() == []
     clock.advance(ms=6000)
+    assert len(await ada.claim()) == 1
+
+
+@pytest.mark.parametrize("scope", [EVERYTHING, of_queue(), of_workflow(SHIP), of_group("g")])
+async def test_a_burst_is_used_once_while_the_clock_is_behind(
+    store: Store, ada: Worker, clock: ManualClock, scope: Scope
+) -> None:
+    await store.set_limits(scope, per_second(1, burst=5), "ada")
+    await store.enqueue([start(group="g", group_limit=100) for _ in range(100)])
+    assert len(await ada.claim(1)) == 1
+    clock.advance(ms=-500)
+    assert sum([len(await ada.claim(3)) for _ in range(30)]) == 4
+    clock.advance(ms=500)
+    assert await ada.claim() == []
+    clock.advance(ms=1000)
     assert len(await ada.claim()) == 1

@@ -221,3 +221,29 @@ async def test_counts_and_lists_know_nothing_of_what_was_pruned(store: Store, ad
     assert [(count.state, count.runs) for count in await store.counts()] == [(State.SUCCEEDED, 1)]
     assert await store.runs(RunQuery(states=[State.FAILED])) == []
     assert await store.failures(RunQuery()) == []
+
+
+@pytest.mark.parametrize("how", ["pruned", "deleted"])
+async def test_numbers_are_not_used_again(store: Store, ada: Worker, how: str) -> None:
+    await end(ada, store, "a", "b")
+    before = (await record(store, "b")).position
+    if how == "pruned":
+        assert await store.prune(EVERYTHING, limit=100) == 2
+    else:
+        await store.delete("b")
+    await store.enqueue([start("c")])
+    assert (await record(store, "c")).position > before
+
+
+async def test_a_group_is_not_put_last_by_what_was_pruned(store: Store, ada: Worker) -> None:
+    await store.enqueue([start(f"old{n}", group="g") for n in range(50)])
+    while claims := await ada.claim():
+        await ada.settle(claims[0])
+    assert await store.prune(EVERYTHING, limit=100) == 50
+    await store.enqueue([start(f"g{n}", group="g") for n in range(3)])
+    await store.enqueue([start(f"plain{n}") for n in range(20)])
+    order: list[str] = []
+    while claims := await ada.claim(1):
+        order += [claim.id for claim in claims]
+        await ada.settle(claims[0])
+    assert [order.index(f"g{n}") for n in range(3)] == [0, 21, 22]

@@ -48,15 +48,14 @@ class Turns:
 
     # --- groups
 
-    def ask(self, starts: list[Start]) -> None:
-        """Of several limits that starts bring for a group the latest one holds; the same one again changes nothing."""
-        before = dict(self.asked)
-        for start in starts:
-            if start.group:
-                self.asked[start.queue, start.group] = start.group_limit
-        for key, limit in self.asked.items():
-            if before.get(key) != limit:
-                self._change(key, paused=self.group_set(key).paused)
+    def ask(self, start: Start) -> int | None:
+        """A run was made. The first one of a group says how many of it may run; returns what holds where another one
+        says otherwise."""
+        if not start.group:
+            return None
+        key = start.queue, start.group
+        asked = self.asked.setdefault(key, start.group_limit)
+        return None if start.group_limit in (asked, self.most(key)) else self.most(key)
 
     def moved(self, run: Member) -> None:
         """The state of a run has changed."""
@@ -65,6 +64,8 @@ class Turns:
             if run.shown.state == State.QUEUED:
                 if run.slot == 0:
                     self._join(run, key)
+                elif len(self.holders(key)) > self.most(key):
+                    self._change(key, paused=self.group_set(key).paused)
             elif run.slot > 0 and (
                 run.shown.state.final or not run.start.group_keep or run.slot == 2 or run.shown.started_at is None
             ):
@@ -100,6 +101,19 @@ class Turns:
     def _removable(self, key: tuple[str, str]) -> list[Member]:
         queued = [run for run in self.holders(key) if run.shown.state == State.QUEUED]
         return [run for run in queued if run.shown.started_at is None or not run.start.group_keep]
+
+    def over(self, run: Member) -> bool:
+        """Whether a queued run that has a slot has to wait: its group has more of them than its limit, and others come
+        before it."""
+        key = _group(run)
+        if run.slot != 1:
+            return False
+        queued = [each for each in self.holders(key) if each.shown.state == State.QUEUED]
+        first = sorted(queued, key=lambda each: each.rank)
+        return run not in first[: max(0, self.most(key) - len(self.running(key)))]
+
+    def running(self, key: tuple[str, str]) -> list[Member]:
+        return [run for run in self.holders(key) if run.shown.state == State.RUNNING]
 
     def members(self, key: tuple[str, str], slot: int) -> list[Member]:
         return [run for run in self._runs.values() if run.slot == slot and _group(run) == key]
@@ -189,7 +203,7 @@ class Turns:
 
     def claimable(self, run: Member, worker: int, sessions: int) -> bool:
         """Whether nothing keeps a queued run of a lane of the worker from it."""
-        if run.slot == 2 or self.paused(run) or self.full(run):
+        if run.slot == 2 or self.over(run) or self.paused(run) or self.full(run):
             return False
         session = self.session(run)
         if session is None or session.owner == worker:
@@ -203,7 +217,7 @@ class Turns:
         key = _group(run)
         if run.slot is not None and self.group_set(key).paused:
             return f"group {run.start.group} is paused by ada since "
-        if run.slot == 2:
+        if run.slot == 2 or self.over(run):
             first = min(self.holders(key), key=lambda each: each.rank)
             used = f"{len(self.holders(key))} of {self.most(key)}"
             return f"group {run.start.group} is full ({used}: run {first.shown.id})"

@@ -16,6 +16,8 @@ from perdure import App, Retry, Run, Workflow, current_run, sleep, sleep_until, 
 
 LOG = "FAULTS_LOG"
 """The environment variable with the log's path."""
+GROUP_LIMIT = "FAULTS_GROUP_LIMIT"
+"""The environment variable with how many of a group a process asks for, of visits."""
 GATES = "FAULTS_GATES"
 """The environment variable with the directory in which tests open gates."""
 
@@ -221,7 +223,9 @@ class Flows:
             await sleep_until(until)
             return "slept"
 
-        @app.workflow(queue="limited", group=lambda n, group: group or f"alone-{n}", group_limit=2)
+        group_limit = int(os.environ.get(GROUP_LIMIT, "2"))
+
+        @app.workflow(queue="limited", group=lambda n, group: group or f"alone-{n}", group_limit=group_limit)
         async def visiting(n: int, group: str) -> None:
             """Says when it is inside; a visit is short, and its code has nothing behind it when it is tried again."""
             log("in", n, group or "-")

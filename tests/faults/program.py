@@ -1,6 +1,7 @@
 """A program of a user's: a worker or a client, in a process of its own.
 
-`program.py worker OPTIONS` serves until SIGTERM; `program.py start OPTIONS` starts runs. OPTIONS are JSON.
+`program.py worker OPTIONS` serves until SIGTERM; `program.py start OPTIONS` and
+`program.py visit OPTIONS` start runs. OPTIONS are JSON.
 """
 
 from __future__ import annotations
@@ -81,10 +82,16 @@ async def start(options: dict[str, Any]) -> None:
                 log("refused", number, type(error).__name__, str(error).replace(" ", "_"))
 
 
+async def visit(options: dict[str, Any]) -> None:
+    """Starts visits, each in one of nine groups or in none."""
+    async with app:
+        await flows.visiting.start_many((n, f"group-{n % 9}" if n % 3 else "") for n in options["numbers"])
+
+
 if __name__ == "__main__":
     logging.basicConfig(level="WARNING", stream=sys.stderr)
     role, options = sys.argv[1], json.loads(sys.argv[2])
     if role == "lost_loop":
         lost_loop(options)
     else:
-        asyncio.run({"worker": worker, "start": start}[role](options))
+        asyncio.run({"worker": worker, "start": start, "visit": visit}[role](options))

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from faults.flows import log
+from faults.flows import GROUP_LIMIT, log
 from faults.kit import World, until
 from perdure.model import State
 
@@ -44,7 +44,12 @@ async def test_limits_and_groups_hold_while_workers_that_disagree_are_killed(wor
     await world.app.limits.set(queue="limited", running=7)
     # Each of them asks for something else, and has more slots than anybody may use.
     fleet = [world.worker(lease=1, concurrency=20, limit=limit) for limit in (3, 50, 1000)]
-    await world.flows.visiting.start_many((n, f"group-{n % 9}" if n % 3 else "") for n in range(RUNS))
+    await world.flows.visiting.start_many((n, f"group-{n % 9}" if n % 3 else "") for n in range(20))
+    visitors = [
+        world.spawn("visit", {"numbers": list(range(20 + part, RUNS, 4))}, env={GROUP_LIMIT: limit})
+        for part, limit in enumerate(["1", "50", "1000", "2"])
+    ]
+    assert [await visitor.ended() for visitor in visitors] == [0, 0, 0, 0]
     chance = random.Random(5)
     for point in range(RUNS // 8, RUNS, RUNS // 8):
         await until(lambda point=point: world.log.count("out") >= point, f"{point} visits were over")
@@ -60,6 +65,7 @@ async def test_limits_and_groups_hold_while_workers_that_disagree_are_killed(wor
     [record] = await world.app.limits.list()
     assert (record.limits.running, record.revision, record.running) == (7, 1, 0)
     assert "7 at a time stands" in world.errors()
+    assert "code asks for 50 at a time of group group-1 in queue limited" in world.errors()
 
 
 async def test_limits_change_under_load(world: World) -> None:

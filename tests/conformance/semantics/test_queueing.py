@@ -176,6 +176,31 @@ async def test_a_limit_holds_and_changes_at_run_time(play: Play, scope: dict[str
         assert all(each.running == 0 for each in await app.limits.list())
 
 
+async def test_a_group_keeps_the_limit_that_it_was_made_with(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    app, other = new_app(), new_app()
+
+    @app.workflow(group=lambda n: "g", group_limit=2)
+    async def flow(n: int) -> None:
+        await wait_signal("go")
+
+    @other.workflow(name="flow", group=lambda n: "g", group_limit=50)
+    async def later(n: int) -> None:
+        await wait_signal("go")
+
+    async with play(app) as sandbox:
+        await flow.start_many(range(3))
+        await deploy(sandbox, other)
+        with caplog.at_level(logging.WARNING, "perdure.client"):
+            runs = [*await later.start_many(range(2)), await later.start(3)]
+        assert caplog.text.count("code asks for 50 at a time of group g in queue default") == 1
+        assert "2 stands" in caplog.text
+        await sandbox.settle()
+        assert "group g is full (2 of 2" in await runs[-1].why()
+        await other.limits.set(group="g", running=50)
+        await sandbox.settle()
+        assert "signal go" in await runs[-1].why()
+
+
 async def test_what_code_declares_does_not_win_over_what_is_stored(
     play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,7 @@ from perdure.stores.base import Topic
 from perdure.stores.sqlite import unique
 from perdure.stores.sqlite.executor import Lane, Lanes, Transaction
 from perdure.stores.sqlite.sql import encode, load
-from perdure.stores.sqlite.ties import tie, untie
+from perdure.stores.sqlite.ties import tie
 
 _SQL = load("enqueue")
 _INPUTS = load("exchange")["inputs"]
@@ -58,7 +58,6 @@ def _make(
         return []
     _check(starts)
     lanes = _lanes(transaction, {(start.queue, start.workflow, start.version) for start in starts})
-    ties = tie(transaction, starts)
     last = transaction.row(_SQL["last"])[0]
     rows: list[tuple[object, ...]] = []
     inputs: list[tuple[str, int, str, str]] = []
@@ -78,17 +77,18 @@ def _make(
         transaction.change(_SQL["inputs"], {"inputs": inputs_json})
         # Delayed runs count as well: workers may have to wake earlier than they meant to.
         transaction.tell.add(Topic.WORK)
-    if ties:
-        transaction.change(_SQL["tie"], {"ties": encode(ties.rows(starts)), "last": last})
-        transaction.change(_SQL["line_up"], {"last": last})
     if made == len(starts):
-        _belong(transaction, dict(enumerate(starts)), lanes, last)
         answers = [Started(start.id, existed=False, same=True) for start in starts]
     else:
-        untie(transaction, ties)
         answers = _compare(transaction, starts, inputs_json, last)
-        new = {index: starts[index] for index, answer in enumerate(answers) if not answer.existed}
-        _belong(transaction, new, lanes, last)
+    new = {index: starts[index] for index, answer in enumerate(answers) if not answer.existed}
+    if any(start.group or start.session for start in new.values()):
+        ties = tie(transaction, new.values())
+        transaction.change(_SQL["tie"], {"ties": encode(ties.rows(new)), "last": last})
+        transaction.change(_SQL["line_up"], {"last": last})
+        for index, start in new.items():
+            answers[index].group_limit = ties.other_limit(start)
+    _belong(transaction, new, lanes, last)
     if behind is not None and made:
         wait = {"run": last + 1, "key": behind.key, "what": behind.what, "target": behind.target}
         transaction.change(_SQL["wait_behind"], wait)
@@ -96,7 +96,10 @@ def _make(
 
 
 def _check(starts: Sequence[Start]) -> None:
+    # SQLite would cut a text off at a NUL.
     for start in starts:
+        if "\0" in start.group or "\0" in start.session:
+            raise InvalidInput(f"the group or session of run {start.id} has a NUL in its key")
         if start.unique or start.labels or start.batch:
             texts = [start.unique.key if start.unique else "", start.batch, *start.labels, *start.labels.values()]
             if "\0" in "".join(texts):

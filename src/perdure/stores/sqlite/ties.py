@@ -2,72 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import msgspec
 
-from perdure.errors import InvalidInput
 from perdure.model import Start
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
 
 _SQL = load("enqueue")
-_Ids = msgspec.json.Decoder(list[tuple[str, str, int]])
+
+
+class _Group(NamedTuple):
+    queue: str
+    key: str
+    number: int
+    asked: int
+    """The limit that it was made with."""
+    most: int
+    """The limit that holds."""
+
+
+_Groups = msgspec.json.Decoder(list[_Group])
+_Sessions = msgspec.json.Decoder(list[tuple[str, str, int]])
 
 
 class Ties:
-    """Numbers of the groups and sessions of a batch, by queue and key."""
+    """The groups of runs just made, and numbers of their sessions, by queue and key."""
 
     def __init__(self) -> None:
-        self.groups: dict[tuple[str, str], int] = {}
+        self.groups: dict[tuple[str, str], _Group] = {}
         self.sessions: dict[tuple[str, str], int] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self.groups or self.sessions)
-
-    def rows(self, starts: Sequence[Start]) -> list[tuple[int, int | None, int, int | None]]:
+    def rows(self, starts: Mapping[int, Start]) -> list[tuple[int, int | None, int, int | None]]:
         """Where in the batch a start stands, its group, whether it keeps its slot, its session: for those tied."""
         return [
             (
                 index,
-                self.groups.get((start.queue, start.group)),
+                self.groups[start.queue, start.group].number if start.group else None,
                 int(start.group_keep),
                 self.sessions.get((start.queue, start.session)),
             )
-            for index, start in enumerate(starts)
+            for index, start in starts.items()
             if start.group or start.session
         ]
 
+    def other_limit(self, start: Start) -> int | None:
+        """The limit that holds for the group of a start, when nobody asked for the one that the start brings."""
+        if not start.group:
+            return None
+        group = self.groups[start.queue, start.group]
+        return None if start.group_limit in (group.asked, group.most) else group.most
 
-def tie(transaction: Transaction, starts: Sequence[Start]) -> Ties:
-    """Finds, or makes, the groups and sessions of a batch. Of two limits for one group the last one holds.
 
-    Raises `InvalidInput` for a key with a NUL, at which SQLite would cut it off.
-    """
+def tie(transaction: Transaction, starts: Collection[Start]) -> Ties:
+    """Finds, or makes, the groups and sessions of runs just made. Of several limits for a new group the first holds."""
     ties = Ties()
+    groups: dict[tuple[str, str], int] = {}
     for start in starts:
-        if "\0" in start.group or "\0" in start.session:
-            raise InvalidInput(f"the group or session of run {start.id} has a NUL in its key")
-    groups = {(start.queue, start.group): start.group_limit for start in starts if start.group}
+        if start.group:
+            groups.setdefault((start.queue, start.group), start.group_limit)
     if groups:
         listed = {"groups": encode([(queue, key, most) for (queue, key), most in groups.items()])}
         transaction.change(_SQL["groups"], listed)
-        ties.groups = _numbers(transaction.row(_SQL["group_ids"], listed)[0])
+        found = _Groups.decode(transaction.row(_SQL["group_ids"], listed)[0])
+        ties.groups = {(group.queue, group.key): group for group in found}
     sessions = {(start.queue, start.session) for start in starts if start.session}
     if sessions:
         listed = {"sessions": encode(sorted(sessions))}
         transaction.change(_SQL["sessions"], listed)
-        ties.sessions = _numbers(transaction.row(_SQL["session_ids"], listed)[0])
+        rows = _Sessions.decode(transaction.row(_SQL["session_ids"], listed)[0])
+        ties.sessions = {(queue, key): number for queue, key, number in rows}
     return ties
-
-
-def untie(transaction: Transaction, ties: Ties) -> None:
-    """Removes groups and sessions that were made for runs that were not."""
-    if ties.groups:
-        transaction.change(_SQL["drop_groups"], {"groups": encode(list(ties.groups.values()))})
-    if ties.sessions:
-        transaction.change(_SQL["drop_sessions"], {"sessions": encode(list(ties.sessions.values()))})
-
-
-def _numbers(rows: str) -> dict[tuple[str, str], int]:
-    return {(queue, key): number for queue, key, number in _Ids.decode(rows)}

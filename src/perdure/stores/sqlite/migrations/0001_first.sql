@@ -223,6 +223,7 @@ BEGIN
     DELETE FROM failure WHERE run = old.seq;
     DELETE FROM label WHERE run = old.seq;
     UPDATE schedule SET last_run = NULL WHERE last_run = old.id;
+    UPDATE turn SET newest = old.seq WHERE newest < old.seq;
     -- A batch goes with the last of its runs and its callback.
     DELETE FROM batch
     WHERE (id = old.batch OR callback = old.id)
@@ -245,7 +246,7 @@ CREATE TABLE grp (
     id INTEGER PRIMARY KEY,
     key TEXT NOT NULL,
     queue TEXT NOT NULL,
-    asked INTEGER NOT NULL,               -- the limit that the latest start brought
+    asked INTEGER NOT NULL,               -- the limit that the start brought which made it
     most INTEGER NOT NULL,                -- the limit that holds
     paused INTEGER NOT NULL,
     UNIQUE (key, queue)
@@ -253,12 +254,15 @@ CREATE TABLE grp (
 CREATE INDEX run_group ON run (grp) WHERE grp IS NOT NULL;
 CREATE INDEX run_holder ON run (grp, priority) WHERE slot = 1;
 CREATE INDEX run_line ON run (grp, priority) WHERE slot = 2;
+-- Those that have a slot, and have to wait since their group has more of these than its limit.
+CREATE INDEX run_over ON run (grp) WHERE slot = 1 AND held = 'group';
 
 -- The place that was given last to a run from a line. Places of runs that no group holds up are their numbers times
 -- 2^20; one that comes from a line goes behind all that were enqueued before, and behind all that came from a line
--- before: so groups take turns.
-CREATE TABLE turn (place INTEGER NOT NULL);
-INSERT INTO turn (place) VALUES (0);
+-- before: so groups take turns. `newest` is the highest number of a run that was removed: numbers, and so places, are
+-- never used again.
+CREATE TABLE turn (place INTEGER NOT NULL, newest INTEGER NOT NULL);
+INSERT INTO turn (place, newest) VALUES (0, 0);
 
 -- A run comes into the queue.
 CREATE TRIGGER run_joins_group AFTER UPDATE OF state ON run
@@ -274,16 +278,16 @@ BEGIN
     );
     UPDATE run SET slot = 2, held = 'group'
     WHERE new.slot = 0 AND seq = new.seq AND slot = 0;
-    -- It comes before one that has a slot and has not begun (or keeps no slot): that one goes back into the line. Its slot goes on to the
-    -- first in the line, which is the newcomer.
-    UPDATE run SET slot = 2, held = 'group'
+    -- It comes before one that has a slot and has not begun (or keeps no slot), be it put off for a rate: that one goes
+    -- back into the line. Its slot goes on to the first in the line, which is the newcomer.
+    UPDATE run SET state = 'queued', slot = 2, held = 'group', wake_at = NULL
     WHERE new.slot = 0 AND seq = (
         SELECT h.seq
         FROM grp AS g CROSS JOIN run AS h INDEXED BY run_holder ON h.grp = g.id AND h.slot = 1
         WHERE g.id = new.grp
             AND NOT g.paused
             AND (h.priority, h.seq) > (new.priority, new.seq)
-            AND h.state = 'queued'
+            AND (h.state = 'queued' OR h.held = 'rate')
             AND (h.started_at IS NULL OR NOT h.keep)
             AND (SELECT slot FROM run WHERE seq = new.seq) = 2
         ORDER BY h.priority DESC, h.seq DESC LIMIT 1
@@ -291,6 +295,11 @@ BEGIN
     -- It has kept its slot, but its group is paused.
     UPDATE run SET held = 'paused'
     WHERE new.slot = 1 AND seq = new.seq AND (SELECT paused FROM grp WHERE id = new.grp);
+    -- It has kept its slot, but its group has more slots out than its limit: see grp_changed.
+    UPDATE grp SET most = most
+    WHERE new.slot = 1
+        AND id = new.grp
+        AND most < (SELECT count(*) FROM run AS h INDEXED BY run_holder WHERE h.grp = new.grp AND h.slot = 1);
 END;
 
 -- A run takes no part any more: it has ended, or it waits, for a time at which it is to begin, or without its slot, as
@@ -303,6 +312,14 @@ WHEN new.slot > 0 AND new.state NOT IN ('queued', 'running')
     )
 BEGIN
     UPDATE run SET slot = 0, held = CASE WHEN slot = 1 THEN held END WHERE seq = new.seq;
+END;
+
+-- A run is not there any more that counted against the limit of its group: it makes room for one that was kept back.
+CREATE TRIGGER run_makes_room AFTER UPDATE OF state ON run
+WHEN old.slot = 1 AND old.state IN ('queued', 'running') AND new.state NOT IN ('queued', 'running')
+    AND EXISTS (SELECT 1 FROM run AS h INDEXED BY run_over WHERE h.grp = new.grp AND h.slot = 1 AND h.held = 'group')
+BEGIN
+    UPDATE grp SET most = most WHERE id = new.grp;
 END;
 
 -- A slot that becomes free goes to the first in the line.
@@ -322,14 +339,19 @@ BEGIN
     );
 END;
 
--- A limit is raised or lowered, a group is paused or resumed. What has not begun goes back into the line: what is too
--- much, the last ones first, or all of it. What has begun keeps its slot.
+-- A limit is raised or lowered, a group is paused or resumed, or it has more slots out than its limit and a run of it
+-- comes or goes. What has not begun goes back into the line: what is too much, the last ones first, or all of it. What
+-- has begun keeps its slot; of those that are queued no more are let through, in order, than the limit leaves beside
+-- those that are running.
 CREATE TRIGGER grp_changed AFTER UPDATE OF most, paused ON grp
 BEGIN
-    UPDATE run SET slot = 2, held = 'group'
+    UPDATE run SET state = 'queued', slot = 2, held = 'group', wake_at = NULL
     WHERE seq IN (
         SELECT h.seq FROM run AS h INDEXED BY run_holder
-        WHERE h.grp = new.id AND h.slot = 1 AND h.state = 'queued' AND (h.started_at IS NULL OR NOT h.keep)
+        WHERE h.grp = new.id
+            AND h.slot = 1
+            AND (h.state = 'queued' OR h.held = 'rate')
+            AND (h.started_at IS NULL OR NOT h.keep)
         ORDER BY h.priority DESC, h.seq DESC
         LIMIT CASE
             WHEN new.paused THEN -1
@@ -339,8 +361,34 @@ BEGIN
             )
         END
     );
-    UPDATE run SET held = CASE WHEN new.paused THEN 'paused' END
-    WHERE new.paused <> old.paused AND grp = new.id AND slot = 1 AND state = 'queued';
+    UPDATE run SET held = 'paused'
+    WHERE new.paused AND held IS NOT 'paused' AND grp = new.id AND slot = 1 AND state = 'queued';
+    UPDATE run SET held = 'group'
+    WHERE NOT new.paused AND held IS NOT 'group' AND seq IN (
+        SELECT h.seq FROM run AS h INDEXED BY run_holder
+        WHERE h.grp = new.id AND h.slot = 1 AND h.state = 'queued'
+        ORDER BY h.priority, h.seq
+        LIMIT -1 OFFSET max(
+            0,
+            new.most - (
+                SELECT count(*) FROM run AS h INDEXED BY run_holder
+                WHERE h.grp = new.id AND h.slot = 1 AND h.state = 'running'
+            )
+        )
+    );
+    UPDATE run SET held = NULL
+    WHERE NOT new.paused AND held IN ('group', 'paused') AND seq IN (
+        SELECT h.seq FROM run AS h INDEXED BY run_holder
+        WHERE h.grp = new.id AND h.slot = 1 AND h.state = 'queued'
+        ORDER BY h.priority, h.seq
+        LIMIT max(
+            0,
+            new.most - (
+                SELECT count(*) FROM run AS h INDEXED BY run_holder
+                WHERE h.grp = new.id AND h.slot = 1 AND h.state = 'running'
+            )
+        )
+    );
     UPDATE turn SET place = max(place, (SELECT max(seq) FROM run) << 20) + 1
     WHERE NOT new.paused AND EXISTS (SELECT 1 FROM run AS l WHERE l.grp = new.id AND l.slot = 2);
     UPDATE run SET slot = 1, held = NULL, place = coalesce(place, (SELECT place FROM turn))
@@ -371,6 +419,9 @@ BEGIN
             AND NOT g.paused
             AND g.most > (SELECT count(*) FROM run AS h INDEXED BY run_holder WHERE h.grp = g.id AND h.slot = 1)
     );
+    UPDATE grp SET most = most
+    WHERE id = old.grp
+        AND EXISTS (SELECT 1 FROM run AS h INDEXED BY run_over WHERE h.grp = old.grp AND h.slot = 1 AND h.held = 'group');
     DELETE FROM grp WHERE id = old.grp AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.grp = old.grp);
 END;
 

@@ -15,7 +15,8 @@ CROSS JOIN lane AS l
     AND l.version = json_extract(e.value, '$[2]');
 
 -- name: groups
--- Makes groups, or changes their limit to that of the latest start, unless one is stored. Uses the unique index of grp.
+-- Makes the groups that do not exist yet, with the limit of their first start unless one is stored. Uses the unique
+-- index of grp.
 INSERT INTO grp (key, queue, asked, most, paused)
 SELECT
     json_extract(e.value, '$[1]'),
@@ -26,12 +27,11 @@ SELECT
 FROM json_each(:groups) AS e
 LEFT JOIN scope AS s ON s.kind = 'group' AND s.name = json_extract(e.value, '$[1]')
 WHERE true
-ON CONFLICT (key, queue) DO UPDATE SET asked = excluded.asked, most = excluded.most
-WHERE grp.asked <> excluded.asked;
+ON CONFLICT (key, queue) DO NOTHING;
 
 -- name: group_ids
--- The numbers of groups. Uses the unique index of grp.
-SELECT json_group_array(json_array(g.queue, g.key, g.id))
+-- Groups with their limits. Uses the unique index of grp.
+SELECT json_group_array(json_array(g.queue, g.key, g.id, g.asked, g.most))
 FROM json_each(:groups) AS e
 CROSS JOIN grp AS g ON g.key = json_extract(e.value, '$[1]') AND g.queue = json_extract(e.value, '$[0]');
 
@@ -46,21 +46,9 @@ SELECT json_group_array(json_array(s.queue, s.key, s.id))
 FROM json_each(:sessions) AS e
 CROSS JOIN session AS s ON s.key = json_extract(e.value, '$[1]') AND s.queue = json_extract(e.value, '$[0]');
 
--- name: drop_groups
--- Removes those of the groups that no run belongs to. Uses run_group.
-DELETE FROM grp
-WHERE id IN (SELECT value FROM json_each(:groups)) AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.grp = grp.id);
-
--- name: drop_sessions
--- Removes those of the sessions that have no owner and no run. Uses run_session.
-DELETE FROM session
-WHERE id IN (SELECT value FROM json_each(:sessions))
-    AND owner IS NULL
-    AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = session.id);
-
 -- name: last
--- The number of the last run. Uses the primary key.
-SELECT coalesce(max(seq), 0) FROM run;
+-- The highest number that a run ever had. Uses the primary key.
+SELECT max(newest, coalesce((SELECT max(seq) FROM run), 0)) FROM turn;
 
 -- name: runs
 -- Makes runs in the order of the batch; an id that exists is left alone. Uses the unique index of run ids.

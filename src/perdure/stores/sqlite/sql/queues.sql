@@ -2,7 +2,7 @@
 
 -- name: report
 -- One row for each queue, with what is live in it and what has ended lately. Walks run_ready, run_owned, run_away,
--- run_line, run_holder and run_seat; halves run_prunable until it finds where the last minute begins.
+-- run_line, run_over, run_holder and run_seat; halves run_prunable until it finds where the last minute begins.
 WITH RECURSIVE
 span (lane, state, low, high) AS (
     -- Between `low` and `high` is, by the order of finishing, the first one that ended after :since.
@@ -45,6 +45,8 @@ found (lane, what, runs, oldest) AS (
     UNION ALL
     SELECT r.lane, 'group', count(*), NULL
     FROM grp AS g CROSS JOIN run AS r INDEXED BY run_line ON r.grp = g.id AND r.slot = 2 GROUP BY r.lane
+    UNION ALL
+    SELECT lane, 'group', count(*), NULL FROM run INDEXED BY run_over WHERE slot = 1 AND held = 'group' GROUP BY lane
     UNION ALL
     SELECT r.lane, 'group paused', count(*), NULL
     FROM grp AS g CROSS JOIN run AS r INDEXED BY run_holder ON r.grp = g.id AND r.slot = 1
