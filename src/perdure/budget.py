@@ -6,7 +6,7 @@ they lie in. `pick` says which of them begin now.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -43,9 +43,9 @@ class Meter(Struct):
     spent: bool = False
     """Whether a run began since this was read."""
 
-    def opens_at(self, now: Millis) -> Millis:
-        """When the next run may begin; `now` when it may at once."""
-        full = (self.rate.burst - 1) * self.rate.period
+    def opens_at(self, now: Millis, behind: int = 0) -> Millis:
+        """When the next run may begin, behind so many that begin as soon as they may; `now` when it may at once."""
+        full = (self.rate.burst - 1 - behind) * self.rate.period
         over = self._debt(now) - full
         return now if over <= 0 else max(now, self.at) - (-over // self.rate.count)
 
@@ -74,8 +74,8 @@ class Pick(Struct):
 
     chosen: list[Head] = field(default_factory=list[Head])
     """These begin now, in this order."""
-    late: list[tuple[Head, Millis]] = field(default_factory=list[tuple[Head, Millis]])
-    """These are first in their lanes, and only the rate of their group keeps them: each may begin at its time."""
+    late: list[Head] = field(default_factory=list[Head])
+    """These are first in their lanes, and only the rate of their group keeps them."""
     opens_at: Millis | None = None
     """When the first of those that only a rate of their lane keeps may begin."""
 
@@ -97,8 +97,8 @@ def pick(heads: Iterable[Head], budgets: Budgets, slots: int, rooms: int, now: M
         if opens > now:
             picked.opens_at = opens if picked.opens_at is None else min(opens, picked.opens_at)
             return False
-        if own is not None and own.meter is not None and (opens := own.meter.opens_at(now)) > now:
-            picked.late.append((head, opens))
+        if own is not None and own.meter is not None and own.meter.opens_at(now) > now:
+            picked.late.append(head)
             return False
         if head.session is not None and head.session not in sessions:
             if len(sessions) >= rooms:
@@ -124,6 +124,20 @@ def _by_queue(heads: Iterable[Head], after: str) -> deque[Iterator[Head]]:
     for head in sorted(heads, key=_order):
         lines.setdefault(head.queue, []).append(head)
     return deque(iter(lines[queue]) for queue in sorted(lines, key=lambda queue: (queue <= after, queue)))
+
+
+def put_off(late: Iterable[Head], ahead: Mapping[int, int], budgets: Budgets, now: Millis) -> list[tuple[Head, Millis]]:
+    """When those that only the rate of their group keeps may begin: one behind the other, so that they do not all come
+    at once to find that one of them may. `ahead` says how many of its group each has before it that were put off
+    earlier."""
+    times: list[tuple[Head, Millis]] = []
+    before: Counter[str] = Counter()
+    for head in late:
+        _, own = _budgets(head, budgets)
+        if own is not None and own.meter is not None:
+            times.append((head, own.meter.opens_at(now, ahead[head.run] + before[head.group])))
+            before[head.group] += 1
+    return times
 
 
 def spend(heads: Iterable[Head], budgets: Budgets, now: Millis) -> None:

@@ -27,7 +27,20 @@ import perdure
 SOURCE = Path(perdure.__path__[0])
 
 MODEL = {
-    *("backoff", "blame", "budget", "clock", "codec", "cron", "errors", "failures", "model", "retry", "signature"),
+    *(
+        "backoff",
+        "blame",
+        "budget",
+        "clock",
+        "codec",
+        "cron",
+        "errors",
+        "failures",
+        "model",
+        "rates",
+        "retry",
+        "signature",
+    ),
     "values",
 }
 LAYERS = ["model", "stores", "engine", "app", "edges", "cli"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.budget import Budget, Head, Meter, pick, scopes_of
+from perdure.budget import Budget, Head, Meter, pick, put_off, scopes_of
 from perdure.model import Rate, Scope, ScopeKind
 
 RATES = st.builds(Rate, st.integers(1, 1000), st.integers(1, 100_000), st.integers(1, 20))
@@ -104,8 +104,30 @@ def test_a_late_group_is_told_of_and_holds_up_nobody() -> None:
     group = Scope(ScopeKind.GROUP, "g")
     found = pick([head(1, group="g"), head(2), head(3, group="h")], {group: Budget(meter=meter)}, 9, 0, 0)
     assert [each.run for each in found.chosen] == [2, 3]
-    assert [(each.run, at) for each, at in found.late] == [(1, 1000)]
+    assert [each.run for each in found.late] == [1]
     assert found.opens_at is None
+
+
+@given(RATES, st.integers(0, 30), st.integers(0, 5_000))
+def test_it_opens_behind_others_when_these_have_begun(rate: Rate, begun: int, later: int) -> None:
+    meter, now = Meter(rate), 1_000_000
+    for _ in range(begun):
+        meter.begin(now)
+    now += later
+    told = [meter.opens_at(now, behind) for behind in range(20)]
+    for behind, opens in enumerate(told):
+        now = meter.opens_at(now)
+        assert 0 <= now - opens <= behind  # Each that begins does so at a whole millisecond.
+        meter.begin(now)
+
+
+def test_late_ones_are_put_off_one_behind_the_other() -> None:
+    meter = Meter(Rate(1, 1000, 1))
+    meter.begin(0)
+    late = [head(1, group="g"), head(2, group="h"), head(3, group="g"), head(4, group="g")]
+    budgets = {Scope(ScopeKind.GROUP, name): Budget(meter=meter) for name in "gh"}
+    times = put_off(late, {1: 0, 2: 2, 3: 4, 4: 4}, budgets, 0)
+    assert [(each.run, at) for each, at in times] == [(1, 1000), (2, 3000), (3, 6000), (4, 7000)]
 
 
 def test_a_full_queue_is_not_late() -> None:

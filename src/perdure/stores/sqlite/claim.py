@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from perdure.budget import Budget, Head, Meter, Pick, pick, scopes_of, spend
+from perdure.budget import Budget, Head, Meter, Pick, pick, put_off, scopes_of, spend
 from perdure.model import Millis, Rate, Scope, ScopeKind
 from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Exchange
 from perdure.stores.sqlite.executor import Transaction
@@ -14,9 +14,12 @@ from perdure.stores.sqlite.sql import encode, load
 
 _ROUNDS = 8
 """How often one exchange looks for more, where what it looked at first may not begin."""
+_MOST_AHEAD = 500
+"""How many that were put off before are counted, for the time until which another one is."""
 
 _SQL = load("exchange")
 _Heads = msgspec.json.Decoder(list[Head])
+_Ahead = msgspec.json.Decoder(dict[int, int])
 _Running = msgspec.json.Decoder(list[tuple[str, str, int]])
 
 
@@ -100,16 +103,15 @@ def _claim_by_turns(transaction: Transaction, params: dict[str, int], slots: int
     wanted = {"worker": params["worker"], "slots": slots, "after": after}
     (runs,) = transaction.row(_SQL["turns"], wanted)
     if runs != "[]":
-        transaction.change(_SQL["take"], {**params, "runs": runs})
+        transaction.change(_SQL["take"], {**params, "runs": runs, "least": 1})
 
 
 def _claim_within_budgets(transaction: Transaction, params: dict[str, int], slots: int, after: str) -> None:
     for _ in range(_ROUNDS):
         survey = _survey(transaction, params["worker"], slots, after)
         picked = survey.pick
-        if picked.late:
-            transaction.change(_SQL["put_off"], {"runs": encode([(head.run, at) for head, at in picked.late])})
-        taken = _take(transaction, params, picked.chosen)
+        _put_off(transaction, picked.late, survey.left)
+        taken = _take(transaction, params, picked.chosen, least=1 if params["bytes"] == CLAIM_BYTES else 0)
         if taken < len(picked.chosen):
             # The rest does not fit into the bytes of this exchange, and has not begun.
             survey = survey._replace(left=budgets(transaction, picked.chosen))
@@ -120,6 +122,17 @@ def _claim_within_budgets(transaction: Transaction, params: dict[str, int], slot
         after = picked.chosen[taken - 1].queue if taken else after
         if slots <= 0 or taken < len(picked.chosen) or not (taken or picked.late):
             return
+        if taken:
+            claimed = {"runs": encode([head.run for head in picked.chosen]), "page": PAGE}
+            params["bytes"] -= transaction.row(_SQL["size"], claimed)[0]
+
+
+def _put_off(transaction: Transaction, late: list[Head], left: dict[Scope, Budget]) -> None:
+    if late:
+        params = {"runs": encode([head.run for head in late]), "most": _MOST_AHEAD}
+        ahead = _Ahead.decode(transaction.row(_SQL["ahead"], params)[0])
+        times = put_off(late, ahead, left, transaction.now)
+        transaction.change(_SQL["put_off"], {"runs": encode([(head.run, at) for head, at in times])})
 
 
 def _survey(transaction: Transaction, worker: int, slots: int, after: str) -> _Survey:
@@ -159,10 +172,11 @@ def _budget(row: _BudgetRow) -> Budget:
     return Budget(most, most, meter)
 
 
-def _take(transaction: Transaction, params: dict[str, int], chosen: list[Head]) -> int:
+def _take(transaction: Transaction, params: dict[str, int], chosen: list[Head], *, least: int) -> int:
     if not chosen:
         return 0
-    return transaction.change(_SQL["take"], {**params, "runs": encode([head.run for head in chosen])})
+    runs = encode([head.run for head in chosen])
+    return transaction.change(_SQL["take"], {**params, "runs": runs, "least": least})
 
 
 def _note_rates(transaction: Transaction, spent: dict[Scope, Budget]) -> None:

@@ -150,6 +150,8 @@ def _revise(transaction: Transaction, scope: Scope, old: _Stored, new: _Stored, 
     if scope.kind is ScopeKind.GROUP:
         group = {"name": scope.name, "running": new.limits.running, "paused": new.paused}
         transaction.change(_SQL["groups"], group)
+        if old.limits.rate != new.limits.rate:
+            transaction.change(_SQL["rate_changed"], {"name": scope.name, "now": transaction.now})
     elif old.paused != new.paused:
         transaction.change(_SQL["pause_lanes"], {})
         if new.paused:

@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from perdure.budget import Budget, Head, scopes_of
 from perdure.clock import moment
-from perdure.model import Millis, Rate, Scope, ScopeKind, State
+from perdure.model import Millis, Scope, ScopeKind, State
+from perdure.rates import show_rate, show_scope
 from perdure.stores.sqlite.claim import budgets
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import load
 
 _SQL = load("reasons")
-_UNITS = {1000: "s", 60_000: "min", 3_600_000: "h", 86_400_000: "d"}
 
 
 class _Facts(Struct):
@@ -69,7 +69,9 @@ def _reason(facts: _Facts, pauses: Mapping[Scope, _Pause], left: Mapping[Scope, 
     if facts.held in ("group", "paused") and facts.group_paused:
         return _paused(group, pauses.get(group))
     if facts.held == "group":
-        return f"group {facts.group} is full ({facts.slots} of {facts.most}: run {facts.holder})"
+        full = f"group {facts.group} is full ({facts.slots} of {facts.most}: run {facts.holder})"
+        late = _late(left.get(group), now)
+        return full if late is None else f"{full}, and {late}"
     lane = scopes_of(facts.queue, facts.workflow)
     for scope in lane:
         if scope in pauses:
@@ -83,13 +85,19 @@ def _within(facts: _Facts, scopes: list[Scope], left: Mapping[Scope, Budget], no
     found = [(scope, left[scope]) for scope in scopes if scope in left]
     for scope, budget in found:
         if budget.left is not None and budget.left <= 0:
-            return f"{_name(scope)} is at its limit of {budget.most}"
+            return f"{show_scope(scope)} is at its limit of {budget.most}"
     for scope, budget in found:
-        if budget.meter is not None and (opens := budget.meter.opens_at(now)) > now:
-            return f"{_name(scope)} may begin its next run at {_time(opens)} ({_rate(budget.meter.rate)})"
+        if (late := _late(budget, now)) is not None:
+            return f"{show_scope(scope)} {late}"
     if facts.owner is not None:
         return f"session {facts.session} belongs to worker {facts.owner}"
     return None
+
+
+def _late(budget: Budget | None, now: Millis) -> str | None:
+    if budget is None or budget.meter is None or (opens := budget.meter.opens_at(now)) <= now:
+        return None
+    return f"may begin its next run at {_time(opens)} ({show_rate(budget.meter.rate)})"
 
 
 def _head(facts: _Facts) -> Head:
@@ -98,16 +106,7 @@ def _head(facts: _Facts) -> Head:
 
 def _paused(scope: Scope, pause: _Pause | None) -> str:
     by = "" if pause is None else f" by {pause.who} since {_time(pause.at)}"
-    return f"{_name(scope)} is paused{by}"
-
-
-def _name(scope: Scope) -> str:
-    return f"{scope.kind} {scope.name}" if scope.name else "the whole store"
-
-
-def _rate(rate: Rate) -> str:
-    unit = _UNITS.get(rate.period)
-    return f"{rate.count}/{unit}" if unit else f"{rate.count} in {rate.period / 1000:g} s"
+    return f"{show_scope(scope)} is paused{by}"
 
 
 def _time(at: Millis) -> str:

@@ -254,6 +254,7 @@ CREATE TABLE grp (
 CREATE INDEX run_group ON run (grp) WHERE grp IS NOT NULL;
 CREATE INDEX run_holder ON run (grp, priority) WHERE slot = 1;
 CREATE INDEX run_line ON run (grp, priority) WHERE slot = 2;
+CREATE INDEX run_put_off ON run (grp, priority, place) WHERE held = 'rate';
 -- Those that have a slot, and have to wait since their group has more of these than its limit.
 CREATE INDEX run_over ON run (grp) WHERE slot = 1 AND held = 'group';
 

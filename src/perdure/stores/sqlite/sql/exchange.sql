@@ -360,7 +360,8 @@ FROM (SELECT lane, count(*) AS runs FROM run INDEXED BY run_owned WHERE state = 
 CROSS JOIN lane AS l ON l.id = n.lane;
 
 -- name: take
--- Gives runs to the worker, in the order of the list, as long as they fit into the bytes. Uses the primary key.
+-- Gives runs to the worker, in the order of the list, as long as they fit into the bytes, and so many (:least) in any
+-- case. Uses the primary key.
 UPDATE run SET
     state = 'running',
     worker = :worker,
@@ -382,13 +383,40 @@ FROM (
         FROM json_each(:runs) AS e CROSS JOIN input AS i ON i.run = e.value
     )
 ) AS ranked
-WHERE run.seq = ranked.seq AND (ranked.key = 0 OR ranked.bytes <= :bytes);
+WHERE run.seq = ranked.seq AND (ranked.key < :least OR ranked.bytes <= :bytes);
+
+-- name: size
+-- How many bytes the inputs and first checkpoints of runs have. Uses primary keys.
+SELECT coalesce(
+    sum(
+        i.size + coalesce(
+            (SELECT sum(size) FROM (SELECT size FROM checkpoint AS c WHERE c.run = i.run ORDER BY c.position LIMIT :page)),
+            0
+        )
+    ),
+    0
+)
+FROM json_each(:runs) AS e CROSS JOIN input AS i ON i.run = e.value;
 
 -- name: spend
 -- Notes what began by the rates of scopes. Uses the primary key.
 UPDATE scope SET debt = json_extract(e.value, '$[2]'), debt_at = json_extract(e.value, '$[3]')
 FROM json_each(:rates) AS e
 WHERE scope.kind = json_extract(e.value, '$[0]') AND scope.name = json_extract(e.value, '$[1]');
+
+-- name: ahead
+-- For runs, how many of their groups come before them that were put off, up to :most. Walks run_put_off.
+SELECT json_group_object(
+    r.seq,
+    (
+        SELECT count(*)
+        FROM (
+            SELECT 1 FROM run AS p INDEXED BY run_put_off
+            WHERE p.grp = r.grp AND p.held = 'rate' AND (p.priority, p.place) < (r.priority, r.place) LIMIT :most
+        )
+    )
+)
+FROM json_each(:runs) AS e CROSS JOIN run AS r ON r.seq = e.value;
 
 -- name: put_off
 -- Keeps runs until the time at which the rates of their groups let them begin. Uses the primary key.

@@ -25,6 +25,12 @@ VALUES (:kind, :name, :who, :now, :old, :new, :was_paused, :paused);
 -- Tells the groups of a name what holds for them; fires grp_changed. Uses the unique index of grp.
 UPDATE grp SET most = coalesce(:running, asked), paused = :paused WHERE key = :name;
 
+-- name: rate_changed
+-- Lets the runs that the rate of their groups put off come at once: they find what holds now. Uses the unique index of
+-- grp, and run_put_off.
+UPDATE run SET wake_at = :now
+WHERE held = 'rate' AND grp IN (SELECT id FROM grp WHERE key = :name);
+
 -- name: pause_lanes
 -- Notes which lanes are paused, by their queue, their workflow or the namespace. Walks the lanes, which are few.
 UPDATE lane SET paused = NOT paused
