@@ -8,9 +8,10 @@ CREATE TABLE lane (
     workflow TEXT NOT NULL,
     version TEXT NOT NULL,                -- that its runs are pinned to; '' when any will do
     paused INTEGER NOT NULL DEFAULT 0,    -- whether its queue, its workflow or the namespace is paused
-    -- How many runs it has, and how many of them have ended, so that counting does not walk these: whoever makes runs
-    -- adds them, and triggers do the rest.
+    -- How many runs it has, and how many of them are running or have ended, so that counting does not walk these: whoever
+    -- makes runs adds them, and triggers do the rest.
     runs INTEGER NOT NULL DEFAULT 0,
+    running INTEGER NOT NULL DEFAULT 0,
     succeeded INTEGER NOT NULL DEFAULT 0,
     failed INTEGER NOT NULL DEFAULT 0,
     cancelled INTEGER NOT NULL DEFAULT 0,
@@ -58,8 +59,7 @@ CREATE INDEX run_ready ON run (lane, owner, priority, place) WHERE state = 'queu
 CREATE INDEX run_timer ON run (wake_at) WHERE wake_at IS NOT NULL;
 CREATE INDEX run_deadline ON run (deadline)
     WHERE deadline IS NOT NULL AND finished_at IS NULL AND cancelling IS NULL;
--- With the lane, so that what counts against a limit is counted without reading runs.
-CREATE INDEX run_owned ON run (worker, token, lane) WHERE state = 'running';
+CREATE INDEX run_owned ON run (worker, token) WHERE state = 'running';
 CREATE INDEX run_cancelling ON run (worker) WHERE state = 'running' AND cancelling IS NOT NULL;
 CREATE INDEX run_away ON run (lane, state) WHERE state IN ('scheduled', 'waiting');
 CREATE INDEX run_child ON run (parent) WHERE parent IS NOT NULL;
@@ -201,10 +201,11 @@ CREATE TABLE schedule (
 CREATE INDEX schedule_last ON schedule (last_run) WHERE last_run IS NOT NULL;
 CREATE INDEX schedule_next ON schedule (next_slot) WHERE next_slot IS NOT NULL AND paused = 0;
 
-CREATE TRIGGER run_counted AFTER UPDATE OF finished_at ON run
-WHEN (new.finished_at IS NULL) <> (old.finished_at IS NULL)
+CREATE TRIGGER run_counted AFTER UPDATE OF state ON run
+WHEN (new.state = 'running') <> (old.state = 'running') OR (new.finished_at IS NULL) <> (old.finished_at IS NULL)
 BEGIN
     UPDATE lane SET
+        running = running + (new.state = 'running') - (old.state = 'running'),
         succeeded = succeeded + (new.state = 'succeeded') - (old.state = 'succeeded'),
         failed = failed + (new.state = 'failed') - (old.state = 'failed'),
         cancelled = cancelled + (new.state = 'cancelled') - (old.state = 'cancelled')
@@ -231,6 +232,7 @@ BEGIN
         AND NOT EXISTS (SELECT 1 FROM run WHERE id = batch.callback);
     UPDATE lane SET
         runs = runs - 1,
+        running = running - (old.state = 'running'),
         succeeded = succeeded - (old.state = 'succeeded'),
         failed = failed - (old.state = 'failed'),
         cancelled = cancelled - (old.state = 'cancelled')

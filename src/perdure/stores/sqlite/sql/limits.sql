@@ -49,8 +49,8 @@ WHERE paused <> EXISTS (
 DELETE FROM worker_lane WHERE lane IN (SELECT id FROM lane WHERE paused);
 
 -- name: limits
--- What is stored for scopes (all, or one), with the runs that count against it. Walks the scopes, and run_owned or
--- run_holder for each.
+-- What is stored for scopes (all, or one), with the runs that count against it. Walks the scopes, and the
+-- lanes or run_holder for each.
 SELECT json_group_array(
     json_array(
         s.kind, s.name, s.running, s.rate_count, s.rate_period, s.rate_burst, s.paused, s.revision, s.who, s.at,
@@ -61,11 +61,8 @@ SELECT json_group_array(
                 WHERE g.key = s.name
             )
             ELSE (
-                SELECT count(*)
-                FROM run AS r INDEXED BY run_owned CROSS JOIN lane AS l ON l.id = r.lane
-                WHERE r.state = 'running'
-                    AND (s.kind <> 'queue' OR l.queue = s.name)
-                    AND (s.kind <> 'workflow' OR l.workflow = s.name)
+                SELECT coalesce(sum(l.running), 0) FROM lane AS l
+                WHERE (s.kind <> 'queue' OR l.queue = s.name) AND (s.kind <> 'workflow' OR l.workflow = s.name)
             )
         END
     )

@@ -1,8 +1,8 @@
 -- What is in the queues. Reads only; no statement here walks runs that ended longer ago than a minute.
 
 -- name: report
--- One row for each queue, with what is live in it and what has ended lately. Walks run_ready, run_owned, run_away,
--- run_line, run_over, run_holder and run_seat; halves run_prunable until it finds where the last minute begins.
+-- One row for each queue, with what is live in it and what has ended lately. Walks run_ready, run_away, run_line,
+-- run_over, run_holder and run_seat; halves run_prunable until it finds where the last minute begins.
 WITH RECURSIVE
 span (lane, state, low, high) AS (
     -- Between `low` and `high` is, by the order of finishing, the first one that ended after :since.
@@ -38,7 +38,7 @@ found (lane, what, runs, oldest) AS (
     SELECT lane, 'ready', count(*), min(created_at)
     FROM run INDEXED BY run_ready WHERE state = 'queued' AND held IS NULL GROUP BY lane
     UNION ALL
-    SELECT lane, 'running', count(*), NULL FROM run INDEXED BY run_owned WHERE state = 'running' GROUP BY lane
+    SELECT id, 'running', running, NULL FROM lane WHERE running > 0
     UNION ALL
     SELECT lane, CASE WHEN held = 'rate' THEN held ELSE state END, count(*), NULL
     FROM run INDEXED BY run_away WHERE state IN ('scheduled', 'waiting') GROUP BY 1, 2

@@ -107,13 +107,13 @@ FROM (
 );
 
 -- name: counts
--- How many runs of each workflow are in each state, by queue. Walks the lanes, and of runs those that are running,
--- scheduled or waiting, by run_owned and run_away.
+-- How many runs of each workflow are in each state, by queue. Walks the lanes, and of runs those that are scheduled
+-- or waiting, by run_away.
 WITH away AS MATERIALIZED (
     SELECT lane, state, count(*) AS runs FROM run INDEXED BY run_away
     WHERE state IN ('scheduled', 'waiting') GROUP BY lane, state
     UNION ALL
-    SELECT lane, state, count(*) FROM run INDEXED BY run_owned WHERE state = 'running' GROUP BY lane
+    SELECT id, 'running', running FROM lane
 ),
 counted AS (
     SELECT lane, state, runs FROM away
