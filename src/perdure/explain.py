@@ -62,6 +62,11 @@ def _queued(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
             f"no live worker takes sessions, and the run belongs to session {run.session}: start one with"
             " `--sessions 10`"
         )
+    if run.session and all(worker.owned_sessions >= worker.sessions for worker in serving):
+        return (
+            f"is ready, and no live worker has room for its session {run.session}: each owns as many as it may; start"
+            " one more, or raise `--sessions`"
+        )
     free = sum(max(0, worker.concurrency - worker.running) for worker in serving)
     if free > ahead:
         return "is ready: a worker takes it in a moment"

@@ -302,6 +302,8 @@ class LimitRecord(Struct, kw_only=True):
     at: Millis
     running: int = 0
     """How many runs count against it now."""
+    queues: int = 1
+    """On how many queues the runs of a group are: its limit is for each of them, its rate for all together."""
 
 
 class Revision(Struct, kw_only=True):
@@ -456,6 +458,8 @@ class WorkerRecord(Struct, kw_only=True):
     """By workflow: the versions whose pinned runs it serves."""
     sessions: int = 0
     """The most sessions that it owns at a time."""
+    owned_sessions: int = 0
+    """How many it owns now."""
 
 
 def crash_backoff(crashes: int) -> Millis:

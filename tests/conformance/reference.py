@@ -466,6 +466,8 @@ class Reference:
         self.check_history(run, claim.checkpoints)
         if run.parked_for is not None:
             targets = [self.runs[target].shown for target in run.parked_for]
+            for end in claim.ended:
+                self._take_over(end.id, end.state, end.body)
             outcomes = {each.id: Ended(each.id, each.state, each.body) for each in targets if each.state.final}
             assert {end.id: end for end in claim.ended} == outcomes
 
@@ -477,8 +479,7 @@ class Reference:
         assert [run.position for run in shown] == sorted({run.position for run in shown})
         for theirs in shown:
             ours = self.runs[theirs.id].shown
-            if theirs.state == State.CANCELLED and ours.body is None:
-                ours.body = theirs.body
+            self._take_over(theirs.id, theirs.state, theirs.body)
             assert _comparable(theirs) == _comparable(ours)
             reason = self.turns.reason(self.runs[theirs.id], self.names)
             assert (theirs.held is None) == (reason is None), (theirs.held, reason)
@@ -488,6 +489,12 @@ class Reference:
         assert [(kept.key, kept.outcome, kept.body) for kept in history] == [
             (kept.key, kept.outcome, kept.body) for kept in run.checkpoints.values()
         ]
+
+    def _take_over(self, run_id: str, state: State, body: str | None) -> None:
+        """The words for which a run was cancelled, when it was the store that did it, are the store's."""
+        ours = self.runs[run_id].shown
+        if state == State.CANCELLED and ours.body is None:
+            ours.body = body
 
     # --- transitions
 

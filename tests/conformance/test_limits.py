@@ -8,6 +8,7 @@ import pytest
 
 from conformance.kit import (
     BILL,
+    DEFAULT,
     EVERYTHING,
     LEASE,
     SHIP,
@@ -215,6 +216,19 @@ async def test_limits_say_how_much_is_used(store: Store, ada: Worker) -> None:
     assert len(await ada.claim()) == 3
     used = {record.scope: record.running for record in await store.limits()}
     assert used == {EVERYTHING: 3, of_queue(): 3, of_workflow(SHIP): 2, of_group("g"): 2, of_queue(URGENT): 0}
+
+
+async def test_the_limit_of_a_group_is_for_each_queue_and_its_rate_for_all(store: Store, ada: Worker) -> None:
+    record = await store.set_limits(of_group("g"), Limits(running=2), "ada")
+    assert (record.running, record.queues) == (0, 1)
+    await store.enqueue([start(group="g", queue=queue) for queue in (DEFAULT, URGENT) for _ in range(3)])
+    assert len(await ada.claim()) == 4
+    [record] = await store.limits()
+    assert (record.running, record.queues) == (4, 2)
+    await store.set_limits(of_group("g"), Limits(rate=Rate(1, 1000, 3)), "ada")
+    await store.enqueue([start(group="g", queue=queue, workflow=BILL) for queue in (DEFAULT, URGENT)])
+    await store.set_limits(of_group("g"), Limits(running=9, rate=Rate(1, 1000, 3)), "ada")
+    assert len(await ada.claim()) == 3
 
 
 @pytest.mark.parametrize(

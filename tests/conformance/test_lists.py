@@ -15,6 +15,7 @@ from conformance.kit import (
     ManualClock,
     Worker,
     for_signal,
+    of_workflow,
     record,
     settle,
     start,
@@ -190,7 +191,14 @@ async def test_a_queued_run_knows_how_many_come_first(store: Store, ada: Worker)
     assert await store.ahead("r") == 2
 
 
-async def test_at_most_a_thousand_are_counted_ahead(store: Store) -> None:
+async def test_what_no_worker_takes_comes_before_nothing(store: Store, ada: Worker) -> None:
+    await store.enqueue([start(workflow=BILL), start(workflow="unserved"), start(), start("r")])
+    assert await store.ahead("r") == 2
+    await store.pause(of_workflow(BILL), "ada")
+    assert await store.ahead("r") == 1
+
+
+async def test_at_most_a_thousand_are_counted_ahead(store: Store, ada: Worker) -> None:
     await store.enqueue([start() for _ in range(1200)] + [start("r")])
     assert await store.ahead("r") == 1000
 

@@ -288,3 +288,12 @@ async def test_a_late_settle_changes_nothing_of_the_session(
     await fill(store, "b")
     assert ids(await bob.claim()) == ["b"]
     assert (await record(store, "b")).queue == DEFAULT
+
+
+async def test_workers_say_how_many_sessions_they_own(store: Store) -> None:
+    one = await worker(store, sessions=2)
+    await store.enqueue([start(session="s"), start("t", session="t"), start("u", session="u")])
+    assert len(await one.claim()) == 2
+    [shown] = await store.workers()
+    assert (shown.sessions, shown.owned_sessions) == (2, 2)
+    assert (await record(store, "u")).held is None

@@ -13,7 +13,13 @@ NOON = 1_893_499_200_000  # 2030-01-01 12:00 UTC
 
 
 def worker(
-    *, queues: tuple[str, ...] = ("default",), workflows: tuple[str, ...] = ("ship",), slots: int = 2, running: int = 0
+    *,
+    queues: tuple[str, ...] = ("default",),
+    workflows: tuple[str, ...] = ("ship",),
+    slots: int = 2,
+    running: int = 0,
+    sessions: int = 0,
+    owned_sessions: int = 0,
 ) -> WorkerRecord:
     return WorkerRecord(
         id=1,
@@ -26,6 +32,8 @@ def worker(
         started_at=0,
         lease_until=0,
         running=running,
+        sessions=sessions,
+        owned_sessions=owned_sessions,
     )
 
 
@@ -57,6 +65,13 @@ CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
         3,
         "is ready, 3 runs of queue default come before it, and all 4 slots of the 2 live workers are taken",
     ),
+    (
+        record(State.QUEUED, session="s"),
+        [worker(sessions=1, owned_sessions=1), worker()],
+        0,
+        "is ready, and no live worker has room for its session s: each owns as many as it may; start one more",
+    ),
+    (record(State.QUEUED, session="s"), [worker(sessions=2, owned_sessions=1)], 0, "is ready: a worker takes it"),
     (record(State.QUEUED), [worker(running=2)], 1000, "is ready, at least 1000 runs"),
     (record(State.RUNNING, worker="w-1", attempt=3), [], 0, "runs on worker w-1, attempt 3"),
     (record(State.RUNNING, worker="w-1", cancelling="enough"), [], 0, "it was asked to end: enough"),

@@ -139,6 +139,7 @@ def _plain(record: LimitRecord) -> dict[str, object]:
         **plain_limits(record.limits),
         "paused": record.paused,
         "counted": record.running,
+        "queues": record.queues,
         "revision": record.revision,
         "who": record.who,
         "at": moment(record.at),
@@ -165,7 +166,7 @@ def _print(found: Sequence[LimitRecord]) -> None:
             [
                 show_scope(each.scope),
                 str(each.running),
-                "-" if each.limits.running is None else str(each.limits.running),
+                _limit(each),
                 "-" if each.limits.rate is None else show_rate(each.limits.rate),
                 "yes" if each.paused else "",
                 each.who,
@@ -174,6 +175,12 @@ def _print(found: Sequence[LimitRecord]) -> None:
             for each in found
         ),
     )
+
+
+def _limit(record: LimitRecord) -> str:
+    if record.limits.running is None:
+        return "-"
+    return f"{record.limits.running}{f' on each of {record.queues} queues' if record.queues > 1 else ''}"
 
 
 def _change(revision: Revision) -> str:

@@ -172,6 +172,9 @@ def test_a_claim_within_budgets_reads_heads_of_lanes_and_no_table(tmp_path: Path
     assert not [line for line in plan.splitlines() if line.startswith("SCAN") and line.split()[1] in ("run", "r", "q")]
     assert plan_of("exchange", "running", {}, tmp_path) == "SCAN lane"
     assert "scope_budget" in plan_of("exchange", "budgets", {"groups": "[]"}, tmp_path)
+    ahead = plan_of("exchange", "ahead", {"runs": "[]", "most": 1}, tmp_path)
+    assert "run_put_off (grp=? AND priority<?)" in ahead
+    assert "run_put_off (grp=? AND priority=? AND place<?)" in ahead
 
 
 def test_what_is_kept_of_a_run_that_continues_for_ever_does_not_grow(tmp_path: Path) -> None:

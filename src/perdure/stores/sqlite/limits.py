@@ -38,6 +38,7 @@ class _LimitRow(NamedTuple):
     who: str
     at: Millis
     used: int
+    queues: int
 
 
 class _RevisionRow(NamedTuple):
@@ -185,6 +186,7 @@ def _records(transaction: Transaction, scope: Scope | None) -> list[LimitRecord]
             who=row.who,
             at=row.at,
             running=row.used,
+            queues=max(1, row.queues),
         )
         for row in _Limits.decode(transaction.row(_SQL["limits"], params)[0])
     ]

@@ -410,7 +410,11 @@ SELECT json_group_object(
         SELECT count(*)
         FROM (
             SELECT 1 FROM run AS p INDEXED BY run_put_off
-            WHERE p.grp = r.grp AND p.held = 'rate' AND (p.priority, p.place) < (r.priority, r.place) LIMIT :most
+            WHERE p.grp = r.grp AND p.held = 'rate' AND p.priority < r.priority
+            UNION ALL
+            SELECT 1 FROM run AS p INDEXED BY run_put_off
+            WHERE p.grp = r.grp AND p.held = 'rate' AND p.priority = r.priority AND p.place < r.place
+            LIMIT :most
         )
     )
 )

@@ -64,7 +64,8 @@ SELECT json_group_array(
                 SELECT coalesce(sum(l.running), 0) FROM lane AS l
                 WHERE (s.kind <> 'queue' OR l.queue = s.name) AND (s.kind <> 'workflow' OR l.workflow = s.name)
             )
-        END
+        END,
+        CASE WHEN s.kind = 'group' THEN (SELECT count(*) FROM grp AS g WHERE g.key = s.name) ELSE 1 END
     )
 )
 FROM scope AS s

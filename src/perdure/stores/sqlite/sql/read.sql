@@ -93,13 +93,14 @@ FROM (
 );
 
 -- name: ahead
--- How many ready runs of its queue come before a queued run. Walks run_ready for each lane of the queue, up to :limit.
+-- How many ready runs of its queue that workers serve come before a queued run. Walks worker_lane, and run_ready for
+-- each lane of the queue, up to :limit.
 SELECT count(*)
 FROM (
     SELECT 1
     FROM run AS r
     CROSS JOIN lane AS own ON own.id = r.lane
-    CROSS JOIN lane AS l ON l.queue = own.queue
+    CROSS JOIN lane AS l ON l.queue = own.queue AND l.id IN (SELECT s.lane FROM worker_lane AS s)
     CROSS JOIN run AS q INDEXED BY run_ready
         ON q.lane = l.id AND q.owner IN (0, r.owner) AND q.state = 'queued' AND q.held IS NULL AND (q.priority, q.place, q.seq) < (r.priority, r.place, r.seq)
     WHERE r.id = :id AND r.state = 'queued'
@@ -157,6 +158,7 @@ SELECT json_group_array(
             ) AS v
         ),
         'sessions', w.sessions,
+        'owned_sessions', (SELECT count(*) FROM session AS s INDEXED BY session_owned WHERE s.owner = w.id),
         'concurrency', w.concurrency,
         'started_at', w.started_at,
         'lease_until', w.lease_until,
