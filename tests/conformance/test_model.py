@@ -58,6 +58,7 @@ OFTEN = {
     "cancel": 1,
     "retry": 1,
     "set_limits": 1,
+    "squeeze": 1,
     "pause": 1,
     "start_worker": 1,
     "claim": 3,
@@ -139,7 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
             parent=parent,
             unique=Unique(rng.choice("uv"), rng.choice(list(OnConflict)), rng.choice([500, 5_000])) if keyed else None,
             group="" if keyed else rng.choice(["", "", "g", "h"]),
-            group_limit=rng.choice([1, 1, 2]),
+            group_limit=rng.choice([1, 2, 4]),
             group_keep=rng.random() < 0.5,
             session="" if keyed else rng.choice(["", "", "", "s", "t"]),
         )
@@ -279,6 +280,15 @@ class StoreMachine(RuleBasedStateMachine):
         scope, limits = rng.choice(SCOPES), Limits(rng.choice([None, 1, 2, 4]))
         held = self.run(self.store.set_limits(scope, limits, "ada"))
         self.reference.turns.set(scope, limits, held.paused)
+
+    def squeeze(self, rng: Random) -> None:
+        """Lowers the limit of a group while several of its runs have begun, wherever they are."""
+        turns = self.reference.turns
+        begun = {key: [run for run in turns.holders(key) if run.shown.started_at] for key in turns.asked}
+        if several := [key for key, runs in begun.items() if len(runs) > 1]:
+            scope, limits = of_group(rng.choice(several)[1]), Limits(1)
+            held = self.run(self.store.set_limits(scope, limits, "ada"))
+            turns.set(scope, limits, held.paused)
 
     def pause(self, rng: Random) -> None:
         scope, paused = rng.choice(SCOPES), rng.random() < 0.3
