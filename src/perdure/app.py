@@ -140,8 +140,9 @@ class App:
         - `version`: pins the runs that this code starts to workers that serve that version; `accepts` names others
           whose runs this code takes too. A run without a version goes to any worker that knows the workflow.
         - `group`: a text, or a function of the workflow's arguments that gives one. Runs of one group and queue go one
-          after the other, in order, or `group_limit` of them at a time. A run keeps its place in the group while it
-          waits or backs off, so that the order is strict; with `group_keep=False` it gives it up.
+          after the other, in order, or `group_limit` of them at a time, as the start says that makes the group. A run
+          keeps its place in the group while it waits or backs off, so that the order is strict; with
+          `group_keep=False` it gives it up.
         - `session`: a text or such a function; ties runs to the worker that holds something for that session: the
           first one that takes a run of it owns it as long as it lives and has runs of it.
         - `unique`: a text or such a function; one live run per key and workflow. See `Workflow.options`.

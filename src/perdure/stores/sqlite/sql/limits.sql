@@ -27,8 +27,9 @@ UPDATE grp SET most = coalesce(:running, asked), paused = :paused WHERE key = :n
 
 -- name: let_in
 -- Queues the runs that the rate of their groups has put off: whoever comes to them looks at the rate that holds now.
--- Uses the unique index of grp, and run_put_off.
-UPDATE run SET state = 'queued', wake_at = NULL, held = NULL
+-- One that a run before it has sent into its line on the way is queued already, and held. Uses the unique index of grp,
+-- and run_put_off.
+UPDATE run SET state = 'queued', wake_at = NULL, held = CASE WHEN state = 'queued' THEN held END
 WHERE held = 'rate' AND grp IN (SELECT id FROM grp WHERE key = :name);
 
 -- name: pause_lanes
