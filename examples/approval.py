@@ -50,3 +50,7 @@ async def expense(request: Expense) -> Decision:
             decision = Decision(approved=False, by="deadline")
     await tell(request.who, f"{'approved' if decision.approved else 'refused'} by {decision.by}")
     return decision
+
+
+if __name__ == "__main__":
+    print(__doc__)

@@ -37,6 +37,8 @@ def backup(source: str, target: str) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     source, target = (str(Path(argument).resolve()) for argument in sys.argv[1:3])
     run = backup.start(source, target).wait()
     print(f"run {run.id} has begun; waiting for a worker to do it")

@@ -34,3 +34,7 @@ async def remind(customer: str, items: int) -> None:
 async def basket_changed(customer: str, items: int) -> None:
     """Reminds the customer an hour after the last change, of what is in the basket then."""
     await remind.options(debounce=3600, labels={"customer": customer}).start(customer, items)
+
+
+if __name__ == "__main__":
+    print(__doc__)

@@ -42,3 +42,7 @@ async def count_words(directory: str) -> list[Count]:
     runs = await count_file.start_many(await list_files(directory))
     counts = await asyncio.gather(*(run.result() for run in runs))
     return sorted(counts, key=lambda count: count.words, reverse=True)
+
+
+if __name__ == "__main__":
+    print(__doc__)

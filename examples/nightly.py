@@ -37,3 +37,7 @@ async def nightly() -> int:
     total = sum(await shops.result())
     progress(len(SHOPS), len(SHOPS), note=f"{total} in all")
     return total
+
+
+if __name__ == "__main__":
+    print(__doc__)

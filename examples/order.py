@@ -60,3 +60,7 @@ async def fulfil(order: Order) -> Receipt:
     approval = await wait_signal("approve", Approval, timeout=timedelta(days=7))
     invoice = await render_invoice(order.id, order.cents)
     return Receipt(payment, approval.by, len(invoice))
+
+
+if __name__ == "__main__":
+    print(__doc__)

@@ -49,3 +49,7 @@ async def follow(file: str, every: float = 60, offset: int = 0) -> None:
         offset = news.offset
         await sleep(every)
     follow.continue_as_new(file, every, offset)
+
+
+if __name__ == "__main__":
+    print(__doc__)

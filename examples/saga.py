@@ -81,3 +81,7 @@ async def book_trip(to: str, car: bool) -> Trip:
         for take_back in reversed(undo):
             await take_back()
         raise
+
+
+if __name__ == "__main__":
+    print(__doc__)

@@ -17,6 +17,7 @@ from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
 from perdure.limits import LimitControl
 from perdure.model import Count, FailureCause, Missed, Overlap, QueueReport, Retention, RunQuery, State
 from perdure.options import (
+    check_filters,
     check_flag,
     check_key,
     check_labels,
@@ -24,6 +25,7 @@ from perdure.options import (
     check_priority,
     check_queue,
     check_states,
+    check_text,
     check_versions,
 )
 from perdure.rates import check_count, check_limit
@@ -138,8 +140,9 @@ class App:
         - `version`: pins the runs that this code starts to workers that serve that version; `accepts` names others
           whose runs this code takes too. A run without a version goes to any worker that knows the workflow.
         - `group`: a text, or a function of the workflow's arguments that gives one. Runs of one group and queue go one
-          after the other, in order, or `group_limit` of them at a time. A run keeps its place in the group while it
-          waits or backs off, so that the order is strict; with `group_keep=False` it gives it up.
+          after the other, in order, or `group_limit` of them at a time, as the start says that makes the group. A run
+          keeps its place in the group while it waits or backs off, so that the order is strict; with
+          `group_keep=False` it gives it up.
         - `session`: a text or such a function; ties runs to the worker that holds something for that session: the
           first one that takes a run of it owns it as long as it lives and has runs of it.
         - `unique`: a text or such a function; one live run per key and workflow. See `Workflow.options`.
@@ -271,7 +274,7 @@ class App:
 
     def run(self, run_id: str) -> Run[Any]:
         """A handle on a run of any workflow; `workflow.get(id)` gives a typed one."""
-        return self.handle(run_id, None)
+        return self.handle(check_text(run_id, "the id of a run"), None)
 
     def handle(
         self,
@@ -308,17 +311,19 @@ class App:
         """
         if after is not None and not isinstance(after, RunStatus):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInput(f"after= is the last run of a page, as runs() gave it, not {after!r}")
-        query = RunQuery(
-            states=check_states(state),
-            workflow=workflow,
-            queue=queue,
-            parent=parent,
-            group=group,
-            batch=batch,
-            cause=cause,
-            labels=check_labels(labels or {}),
-            limit=check_count(limit, "limit"),
-            after=None if after is None else after.record.position,
+        query = check_filters(
+            RunQuery(
+                states=check_states(state),
+                workflow=workflow,
+                queue=queue,
+                parent=parent,
+                group=group,
+                batch=batch,
+                cause=cause,
+                labels=check_labels(labels or {}),
+                limit=check_count(limit, "limit"),
+                after=None if after is None else after.record.position,
+            )
         )
 
         async def runs(store: Store) -> list[RunStatus]:
@@ -328,7 +333,7 @@ class App:
 
     def batch(self, batch_id: str) -> Batch[Any]:
         """A handle on a batch of any workflow; `workflow.get_batch(id)` gives a typed one."""
-        return Batch(self.client, batch_id, self.run)
+        return Batch(self.client, check_text(batch_id, "the id of a batch"), self.run)
 
     def counts(self) -> Call[list[Count]]:
         """How many runs there are, by queue, workflow and state."""
@@ -347,12 +352,14 @@ class App:
         limit: int = 50,
     ) -> Call[list[FailureCause]]:
         """Failed runs by their cause (type of the exception and where it was raised), the most frequent first."""
-        query = RunQuery(
-            states=[State.FAILED],
-            workflow=workflow,
-            queue=queue,
-            labels=check_labels(labels or {}),
-            limit=check_count(limit, "limit"),
+        query = check_filters(
+            RunQuery(
+                states=[State.FAILED],
+                workflow=workflow,
+                queue=queue,
+                labels=check_labels(labels or {}),
+                limit=check_count(limit, "limit"),
+            )
         )
         return self._call(lambda store: store.failures(query), "failures()")
 
@@ -371,14 +378,16 @@ class App:
         What their steps kept stays, what failed is tried again. `cause` is one that `failures` names. Runs whose unique
         key another live run has are left out.
         """
-        query = RunQuery(
-            states=[State.FAILED],
-            workflow=workflow,
-            cause=cause,
-            queue=queue,
-            labels=check_labels(labels or {}),
-            limit=check_count(limit, "limit"),
-            oldest_first=True,
+        query = check_filters(
+            RunQuery(
+                states=[State.FAILED],
+                workflow=workflow,
+                cause=cause,
+                queue=queue,
+                labels=check_labels(labels or {}),
+                limit=check_count(limit, "limit"),
+                oldest_first=True,
+            )
         )
         return self._call(lambda store: store.retry_many(query, dry_run=dry_run), "retry_failed()")
 

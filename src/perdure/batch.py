@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from perdure.call import Call, Stream
 from perdure.engine.history import through_outages
-from perdure.engine.scope import workflow_scope
+from perdure.engine.scope import holds_slot, wait_in_step, workflow_scope
 from perdure.errors import BatchNotFound, PerdureError
 from perdure.model import BatchRecord
 from perdure.run import Run
@@ -83,7 +83,8 @@ class Batch(Generic[R]):
         scope = workflow_scope(self._client, f"batch {self.id}")
         what = f"result() of batch {self.id}"
         if scope is None:
-            return Call(self._result, what)
+            in_step = holds_slot(self._client)
+            return Call(lambda: self._result(in_step=in_step), what)
         execution = scope.execution
 
         async def wait_durably() -> list[R]:
@@ -109,13 +110,15 @@ class Batch(Generic[R]):
             raise PerdureError("ended() of a batch has an order that replay can't repeat: use result() in a workflow")
         return Stream(self._ended(), f"ended() of batch {self.id}")
 
-    async def _result(self) -> list[R]:
+    async def _result(self, *, in_step: bool) -> list[R]:
         runs: list[Run[R]] = []
         async with aclosing(self._client.follow(self._record, Topic.ENDED)) as records:
             async for record in records:
                 if not _progress(record).left:
                     runs = self._runs(record.total)
                     break
+                if in_step:
+                    raise wait_in_step(f"result() of batch {self.id}")
         return [await run.result() for run in runs]
 
     async def _ended(self) -> AsyncGenerator[Run[R]]:

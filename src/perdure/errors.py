@@ -68,6 +68,11 @@ class KeyTaken(PerdureError):
     """Another live run has the unique key of the run that was to be retried."""
 
 
+class WouldDeadlock(PerdureError):
+    """A wait for another run that might never end, because who waits keeps what the other one may need: its place in
+    their group, or (in a step) its worker's slot. The message says what to do instead."""
+
+
 class CheckpointNotFound(PerdureError):
     """The run has no checkpoint of that key."""
 
@@ -136,8 +141,9 @@ class RunFailed(PerdureError):
     """Raised to those who wait for the result of a run that failed; `info` tells of the exception that ended it."""
 
     def __init__(self, run_id: str, info: ErrorInfo) -> None:
-        trace = f"\n\n{info.traceback}" if info.traceback else ""
-        super().__init__(f"run {run_id} failed with {info}{trace}")
+        self.summary = f"run {run_id} failed with {info}"
+        """The text of this error without the traceback."""
+        super().__init__(f"{self.summary}\n\n{info.traceback}" if info.traceback else self.summary)
         self.run_id = run_id
         self.info = info
 

@@ -9,6 +9,7 @@ from msgspec import json
 from perdure.clock import moment
 from perdure.failures import decode_failure
 from perdure.model import RunRecord, State, Wait, WaitFor, WorkerRecord
+from perdure.wording import counted, does
 
 _MOST_COUNTED = 1000
 
@@ -71,11 +72,11 @@ def _queued(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
     if free > ahead:
         return "is ready: a worker takes it in a moment"
     more = "at least " if ahead >= _MOST_COUNTED else ""
+    before = f"{more}{counted(ahead, 'run')} of queue {run.queue} {does(ahead, 'comes')} before it"
     slots = sum(worker.concurrency for worker in serving)
-    return (
-        f"is ready, {more}{ahead} runs of queue {run.queue} come before it, and all {slots} slots of"
-        f" {_workers(len(serving))} are taken"
-    )
+    if slots == 1:
+        return f"is ready, {before}, and the one slot of the one live worker is taken"
+    return f"is ready, {before}, and all {slots:,} slots of {_workers(len(serving))} are taken"
 
 
 def _unserved(run: RunRecord, workers: Sequence[WorkerRecord]) -> str:
@@ -90,17 +91,19 @@ def _unserved(run: RunRecord, workers: Sequence[WorkerRecord]) -> str:
             f" {', '.join(queues)}; start one with `--queues {run.queue}`"
         )
     return (
-        f"no live worker serves workflow {run.workflow}: {_workers(len(workers))} of this store run other code; start"
-        " one whose app defines it"
+        f"no live worker serves workflow {run.workflow}: {_workers(len(workers))} of this store"
+        f" {does(len(workers), 'runs')} other code; start one whose app defines it"
     )
 
 
 def _unserved_version(run: RunRecord, knowing: Sequence[WorkerRecord]) -> str:
     served = sorted({version for worker in knowing for version in worker.versions.get(run.workflow, ())})
+    count = len(knowing)
     return (
-        f"no live worker serves version {run.version} of workflow {run.workflow}: {_workers(len(knowing))} that know it"
-        f" serve {'version ' + ', '.join(served) if served else 'no version'}; start one with that code, or let newer"
-        f" code take it with accepts=[{run.version!r}]"
+        f"no live worker serves version {run.version} of workflow {run.workflow}: {_workers(count)} that"
+        f" {does(count, 'knows')} it {does(count, 'serves')}"
+        f" {'version ' + ', '.join(served) if served else 'no version'}; start one with that code, or let newer code"
+        f" take it with accepts=[{run.version!r}]"
     )
 
 

@@ -126,6 +126,8 @@ def _describe(error: BaseException, causes_left: int) -> ErrorInfo:
 
 
 def _message(error: BaseException) -> str:
+    if isinstance(error, RunFailed):  # its traceback, which is in its text, is in the one that is kept beside this
+        return error.summary
     if not isinstance(error, BaseExceptionGroup):
         return _text(error)
     group = cast("BaseExceptionGroup[BaseException]", error)

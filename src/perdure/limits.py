@@ -73,7 +73,8 @@ class LimitControl:
     ) -> Call[LimitRecord]:
         """Sets the limits of a scope, from now on and for the whole fleet; what isn't given is unlimited.
 
-        Lowering a limit takes nothing from what runs. `who` is kept with the change (user and host when not given).
+        Lowering a limit takes nothing from what runs. The limit of a group is for each queue, its rate for all queues
+        together. `who` is kept with the change (user and host when not given).
         Raises `InvalidInput`.
         """
         scope, limits = scope_of(queue, workflow, group), limits_of(running, rate, burst)

@@ -83,6 +83,11 @@ class Checkpoint(Struct, omit_defaults=True):
     saved_at: Millis = 0
     position: int = 0
 
+    def outcome_by(self, time: Millis) -> Outcome:
+        """How it stood at a time. Nobody notes that a sleep is over: its time is all that there is to it."""
+        slept = self.kind is Kind.SLEEP and self.at is not None and self.at <= time
+        return Outcome.OK if slept else self.outcome
+
 
 class OnConflict(StrEnum):
     """What a start does whose unique key is taken."""

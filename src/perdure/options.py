@@ -12,7 +12,7 @@ from typing import Any
 from perdure.clock import epoch_millis, millis, time_limit
 from perdure.engine.definitions import Key
 from perdure.errors import InvalidInput
-from perdure.model import MOST_LABELS, Millis, OnConflict, State
+from perdure.model import MOST_LABELS, Millis, OnConflict, RunQuery, State
 
 _LONGEST = 200
 
@@ -121,6 +121,26 @@ def check_name(name: str, what: str) -> str:
     if any(unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp") for each in name):
         raise InvalidInput(f"{what} is named without control characters and line breaks, not by {name!r}")
     return name
+
+
+def check_text(text: str, what: str) -> str:
+    """A text that a store is asked about or keeps beside a run, or `InvalidInput` where no store could have it: with
+    a NUL, or with lone surrogates, as file names may have. (Values are JSON, which writes a NUL in other characters.)
+    """
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} is a string, not {text!r} ({type(text).__name__})")
+    if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text):
+        raise InvalidInput(f"{what} can't have a NUL or a lone surrogate, as {text[:200]!a} has")
+    return text
+
+
+def check_filters(query: RunQuery) -> RunQuery:
+    """What runs are looked for by, besides states and labels, or `InvalidInput`."""
+    for name in ("workflow", "queue", "parent", "group", "batch", "cause"):
+        value = getattr(query, name)
+        if value is not None:
+            check_text(value, name)
+    return query
 
 
 def check_id(run_id: str) -> str:

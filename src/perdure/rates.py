@@ -53,10 +53,13 @@ def check_limit(running: int, what: str) -> int:
 
 
 def show_rate(rate: Rate) -> str:
-    """A rate as it is written, with its burst."""
-    unit = max((name for name, size in _PERIODS.items() if rate.period % size == 0), key=_PERIODS.__getitem__)
-    times = rate.period // _PERIODS[unit]
-    return f"{rate.count}/{'' if times == 1 else times}{unit}{f', burst {rate.burst}' if rate.burst > 1 else ''}"
+    """A rate as it is written, with its burst. (A store may keep one whose period is no whole number of seconds.)"""
+    burst = f", burst {rate.burst}" if rate.burst > 1 else ""
+    units = [unit for unit, size in _PERIODS.items() if rate.period % size == 0]
+    if not units:
+        return f"{rate.count} in {rate.period / 1000:g} s{burst}"
+    times = rate.period // _PERIODS[units[-1]]
+    return f"{rate.count}/{'' if times == 1 else times}{units[-1]}{burst}"
 
 
 def show_limits(limits: Limits) -> str:

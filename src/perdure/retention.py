@@ -10,6 +10,7 @@ from datetime import timedelta
 from perdure.clock import millis
 from perdure.errors import InvalidInput
 from perdure.model import FINAL_STATES, Retention, State
+from perdure.options import check_text
 
 logger = logging.getLogger("perdure.worker")
 
@@ -18,6 +19,8 @@ def make_policy(
     workflow: str | None, state: State | str | None, age: timedelta | float | None, count: int | None
 ) -> Retention:
     """A policy, or `InvalidInput`."""
+    if workflow is not None:
+        check_text(workflow, "a workflow")
     if age is None and count is None:
         raise InvalidInput("a policy of retention needs an age= or a count=")
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):

@@ -14,13 +14,13 @@ from msgspec import json
 from perdure.call import Call, Stream
 from perdure.clock import millis, moment
 from perdure.codec import Decoder, encode
-from perdure.engine.scope import check_key, scope_here, workflow_scope
+from perdure.engine.scope import check_key, holds_slot, scope_here, wait_in_step, workflow_scope
 from perdure.engine.waits import result, result_of, send_cancel, send_signal
 from perdure.errors import ErrorInfo, InvalidInput, NotDurable, RunNotFound
 from perdure.explain import explain
 from perdure.failures import decode_failure
-from perdure.model import Checkpoint, RunRecord, Signal, State
-from perdure.options import check_labels
+from perdure.model import Checkpoint, Outcome, RunRecord, Signal, State
+from perdure.options import check_labels, check_name, check_text
 from perdure.stores.base import PAGE, Store, Topic
 
 if TYPE_CHECKING:
@@ -64,12 +64,15 @@ class Run(Generic[R]):
 
         Raises `RunFailed` or `RunCancelled` when it ended so, and `TimeoutError` when it did not end within `timeout`
         (seconds or a timedelta); the run goes on then. Inside of a workflow this is a durable wait: the run that asks
-        is put away until the other one ends, or is deleted or pruned (`RunNotFound`), and what it saw is kept.
+        is put away until the other one ends, or is deleted or pruned (`RunNotFound`), and what it saw is kept. In a
+        step, which keeps its slot, a wait without `timeout` for a run of the same store raises `WouldDeadlock`, unless
+        the run has ended.
         """
         limit = None if timeout is None else millis(timeout, "timeout")
         scope = workflow_scope(self._client, f"run {self.id}")
         if scope is None:
-            return self._call(lambda: self._result(limit), "result")
+            in_step = limit is None and holds_slot(self._client)
+            return self._call(lambda: self._result(limit, in_step=in_step), "result")
         child_key = self._child_key
         key = scope.key(f"result:{self.id}" if child_key is None else f"{child_key.removeprefix(scope.prefix)}.result")
         execution = scope.execution
@@ -126,17 +129,20 @@ class Run(Generic[R]):
         With `from_step` (a key as `history()` shows it) also a run that succeeded, and that step and all after it run
         again. Raises `RunNotEnded`, `CheckpointNotFound`.
         """
+        if from_step is not None:
+            check_text(from_step, "the key of a step")
         return self._store_call(lambda store: store.retry(self.id, from_key=from_step), "retry")
 
     def history(self) -> Call[list[Event]]:
         """What the run has behind it: its steps, sleeps, signals, children, in the order in which they were kept."""
 
         async def history(store: Store) -> list[Event]:
-            await self._record(store)
+            record = await self._record(store)
+            until = await store.now() if record.finished_at is None else record.finished_at
             events: list[Event] = []
             after = 0
             while page := await store.history(self.id, after=after, limit=PAGE):
-                events += [Event(checkpoint) for checkpoint in page]
+                events += [Event(checkpoint, checkpoint.outcome_by(until)) for checkpoint in page]
                 after = page[-1].position
             return events
 
@@ -146,7 +152,7 @@ class Run(Generic[R]):
         """The run's status now, and again whenever its state, its attempt or its progress has changed; the last one is
         its end. Changes that come quickly may be seen as one.
 
-        Ends and progress are pushed where the store can; what else changes is seen within about a second.
+        Changes are pushed where the store can, and seen within about a second otherwise.
 
             async for change in run.watch():
                 print(change.state, change.progress)
@@ -159,7 +165,7 @@ class Run(Generic[R]):
         await run.label(customer="7", region=None)
         """
         given = check_labels({name: value for name, value in labels.items() if value is not None})
-        removed = dict.fromkeys(labels.keys() - given.keys(), "")
+        removed = {check_name(name, "a label"): "" for name in labels.keys() - given.keys()}
         return self._store_call(lambda store: store.label(self.id, given | removed), "label")
 
     def delete(self, *, force: bool = False) -> Call[int]:
@@ -180,7 +186,9 @@ class Run(Generic[R]):
 
         return self._store_call(why, "why")
 
-    async def _result(self, limit: int | None) -> R:
+    async def _result(self, limit: int | None, *, in_step: bool) -> R:
+        if in_step and not (await self._record(await self._client.store())).state.final:
+            raise wait_in_step(f"result() of run {self.id}")
         try:
             async with asyncio.timeout(None if limit is None else limit / 1000):
                 ended = await self._client.ended(self.id)
@@ -231,6 +239,7 @@ def _check_reason(reason: str) -> None:
     if not isinstance(reason, str) or len(reason) > _LONGEST_REASON:
         shown = f"one of {len(reason):,} characters" if isinstance(reason, str) else repr(reason)
         raise InvalidInput(f"a reason is a text of at most {_LONGEST_REASON:,} characters, not {shown}")
+    check_text(reason, "a reason")
 
 
 class RunStatus:
@@ -301,8 +310,9 @@ class RunStatus:
 class Event:
     """One entry of a run's history."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, outcome: Outcome) -> None:
         self.checkpoint = checkpoint
+        self._outcome = outcome
 
     @property
     def key(self) -> str:
@@ -315,7 +325,7 @@ class Event:
     @property
     def outcome(self) -> str:
         """`ok`, `error`, or `open` for what is not over."""
-        return self.checkpoint.outcome
+        return self._outcome
 
     @property
     def attempts(self) -> int:

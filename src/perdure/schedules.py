@@ -17,7 +17,7 @@ from perdure.clock import epoch_millis, millis, moment
 from perdure.cron import next_slots, validate
 from perdure.errors import DefinitionError, InvalidInput, PerdureError, ScheduleNotFound
 from perdure.model import Missed, Overlap, Schedule, ScheduleRecord, Start
-from perdure.options import check_name
+from perdure.options import check_name, check_text
 from perdure.run import Run
 from perdure.stores.base import Store
 
@@ -146,6 +146,7 @@ class ScheduleControl:
 
     def pause(self, name: str) -> Call[ScheduleStatus]:
         """Keeps a schedule from firing. Raises `ScheduleNotFound`."""
+        check_text(name, "the name of a schedule")
 
         async def pause(store: Store) -> ScheduleStatus:
             return _status(await store.pause_schedule(name))
@@ -176,6 +177,7 @@ class ScheduleControl:
     def remove(self, name: str) -> Call[None]:
         """Removes it; runs that it made stay. One that code declares comes back when a worker starts, until its
         declaration goes too. Raises `ScheduleNotFound`."""
+        check_text(name, "the name of a schedule")
         return self._call(lambda store: store.remove_schedule(name), "schedules.remove()")
 
     async def declare_all(self, store: Store) -> None:

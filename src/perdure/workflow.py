@@ -13,11 +13,11 @@ from perdure.batch import Batch
 from perdure.call import Call
 from perdure.engine.definitions import WorkflowDefinition, function_name
 from perdure.engine.execution import ContinueAsNew
-from perdure.engine.scope import Scope, scope_needed, workflow_scope
+from perdure.engine.scope import Scope, holds_slot, scope_needed, wait_in_step, workflow_scope
 from perdure.engine.waits import child_id, open_batch, result_of, start_child
 from perdure.errors import DefinitionError, InvalidInput, NotInWorkflow, id_conflict
 from perdure.model import OnConflict, Start, Started, Unique
-from perdure.options import StartOptions, check_id, key_of, start_options
+from perdure.options import StartOptions, check_id, check_text, key_of, start_options
 from perdure.run import Run
 from perdure.step import Step
 
@@ -157,11 +157,11 @@ class Workflow(Generic[P, R]):
 
     def get(self, run_id: str) -> Run[R]:
         """A handle on a run of this workflow, typed by its result."""
-        return self._app.handle(run_id, self)
+        return self._app.handle(check_text(run_id, "the id of a run"), self)
 
     def get_batch(self, batch_id: str) -> Batch[R]:
         """A handle on a batch of runs of this workflow, typed by their results."""
-        return Batch(self._app.client, batch_id, self.get)
+        return Batch(self._app.client, check_text(batch_id, "the id of a batch"), self.get)
 
     def continue_as_new(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
         """Ends this attempt and begins the run anew with other arguments, under the same id, with no history.
@@ -209,6 +209,8 @@ class StartCall(Generic[P, R]):
         start = self.make_start(args, kwargs)
         scope = self._scope()
         what = f"run of {self._workflow.name}"
+        if scope is None and holds_slot(self._workflow.app.client):
+            raise wait_in_step(f"run() of workflow {self._workflow.name}")
         if scope is None:
 
             async def run() -> R:
@@ -219,7 +221,7 @@ class StartCall(Generic[P, R]):
         result_key = scope.key(f"{key.removeprefix(scope.prefix)}.result")
 
         async def run_child() -> R:
-            handle = await self._start_child(scope, key, child)
+            handle = await self._start_child(scope, key, child, awaited=True)
             decoder = self._workflow.definition.signature.returns
             return await result_of(scope.execution, result_key, handle.id, decoder, child_key=key)
 
@@ -324,8 +326,8 @@ class StartCall(Generic[P, R]):
         start.parent = scope.execution.claim.id
         return key, start
 
-    async def _start_child(self, scope: Scope, key: str, start: Start) -> Run[R]:
-        run_id = await start_child(scope.execution, key, start)
+    async def _start_child(self, scope: Scope, key: str, start: Start, *, awaited: bool = False) -> Run[R]:
+        run_id = await start_child(scope.execution, key, start, awaited=awaited)
         existed = self._options.id is None and not run_id.startswith(f"{start.parent}/{key}.")
         return self._workflow.app.handle(run_id, self._workflow, existed=existed, child_key=key)
 

@@ -67,7 +67,7 @@ def test_doctor_shows_findings(perdure: Run, app: App) -> None:
     result = perdure("doctor", "--app", "shop")
     assert result.exit_code == 0
     assert "8 workflows are well defined" in result.output
-    assert "warning  no live worker takes 1 of workflow ship, ready on queue default" in result.output
+    assert "warning  no live worker takes 1 run of workflow ship, ready on queue default" in result.output
 
 
 def test_doctor_ends_with_1_when_there_is_a_problem(
@@ -100,8 +100,8 @@ def test_runs_that_no_live_worker_takes_are_found() -> None:
         unserved=[Unserved("f", "", 2), Unserved("g", "3", 1)], paused=False, limits=Limits(), ended_last_minute=0,
     )  # fmt: skip
     one, other = unserved([report])
-    assert one.what == "no live worker takes 2 of workflow f, ready on queue q"
-    assert other.what == "no live worker takes 1 of workflow g, pinned to version 3, ready on queue q"
+    assert one.what == "no live worker takes 2 runs of workflow f, ready on queue q"
+    assert other.what == "no live worker takes 1 run of workflow g, pinned to version 3, ready on queue q"
     assert "accepts=" in other.advice and "accepts=" not in one.advice
 
 

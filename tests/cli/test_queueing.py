@@ -260,7 +260,7 @@ def test_a_batch_is_shown(perdure: Run, app: App, drain: Callable[[], None], rea
     assert read("batches", "show", "b")["left"] == 2
     drain()
     assert perdure("batches", "show", "b", *URL).output == (
-        "Batch b: 2 of 2 runs have ended (0 succeeded, 2 failed, 0 cancelled), 0 are left.\n"
+        "Batch b: 2 of 2 runs have ended (0 succeeded, 2 failed, 0 cancelled), 0 runs are left.\n"
         "When all have ended, run b/callback goes on.\n"
     )
     assert read("runs", "show", "b/callback")["run"]["result"] == "shipped b"

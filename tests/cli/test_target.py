@@ -88,6 +88,14 @@ def test_an_error_inside_of_the_module_is_shown_where_it_is(folder: Path) -> Non
     assert "importlib" not in message and "target.py" not in message
 
 
+def test_a_module_that_ends_the_program_says_what_to_do(folder: Path) -> None:
+    write(folder, "script.py", "import sys\n\nsys.exit('usage: script FILE')\n")
+    with pytest.raises(TargetError, match="importing 'script' ends the program") as raised:
+        load_app("script:app")
+    assert 'if __name__ == "__main__":' in str(raised.value)
+    assert "sys.exit('usage: script FILE')" in str(raised.value)
+
+
 def test_a_module_that_the_module_misses_is_not_taken_for_it(folder: Path) -> None:
     write(folder, "needy.py", "import something_that_is_not_there\n")
     with pytest.raises(

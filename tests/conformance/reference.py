@@ -6,27 +6,24 @@ an order across queues), the model checks that the choice is allowed, and takes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from conformance import uniques
 from conformance.kit import ManualClock
-from conformance.turns import Turns
+from conformance.runs import Run, Runs
+from conformance.slots import Schedules
 from perdure.model import (
     DEADLINE_PASSED,
     PARENT_DEADLINE_PASSED,
-    Arrived,
     Checkpoint,
     Ended,
-    Json,
+    Fire,
     Millis,
     Outcome,
+    Overlap,
     RunRecord,
-    Signal,
-    Start,
-    Started,
     State,
     Wait,
     WaitFor,
@@ -51,39 +48,6 @@ ENDS = {To.SUCCEEDED: State.SUCCEEDED, To.FAILED: State.FAILED, To.CANCELLED: St
 
 
 @dataclass
-class Run:
-    """What is known of one run. `shown` is what clients see of it."""
-
-    shown: RunRecord
-    start: Start
-    slot: int | None
-    first_input: Json
-    checkpoints: dict[str, Checkpoint] = field(default_factory=dict[str, Checkpoint])
-    """In order of acceptance."""
-    signals: list[Arrived] = field(default_factory=list[Arrived])
-    delivered: dict[str, int] = field(default_factory=dict[str, int])
-    """Positions of signals by their ids, also of those that were consumed, as long as they are remembered."""
-    taken: dict[int, tuple[Arrived, str]] = field(default_factory=dict[int, tuple[Arrived, str]])
-    """What was consumed since the run began (anew), with the key of the checkpoint."""
-    owner: int | None = None
-    token: int | None = None
-    settled: list[int] = field(default_factory=list[int])
-    cut_off: bool = False
-    overdue: bool = False
-    """Whether it is being cancelled for its deadline."""
-    parked_for: list[str] | None = None
-    """The runs whose ends the next claim brings, when the run was parked."""
-
-    @property
-    def id(self) -> str:
-        return self.shown.id
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        return self.shown.priority, self.shown.position
-
-
-@dataclass
 class Incarnation:
     name: str
     lanes: set[tuple[str, str]]
@@ -92,102 +56,12 @@ class Incarnation:
     session_idle: Millis
 
 
-class Reference:
+class Reference(Runs):
     def __init__(self, clock: ManualClock) -> None:
-        self.clock = clock
-        self.runs: dict[str, Run] = {}
+        super().__init__(clock)
         self.workers: dict[int, Incarnation] = {}
         self.names: dict[int, str] = {}
-        self.turns = Turns(self.runs)
-        self.positions = 0
-
-    # --- clients
-
-    def enqueue(self, starts: Iterable[Start]) -> list[Started]:
-        return [self._start(each) for each in starts]
-
-    def _start(self, wanted: Start) -> Started:
-        if wanted.id in self.runs:
-            there = self.runs[wanted.id]
-            same = (there.shown.workflow, there.first_input) == (wanted.workflow, wanted.input)
-            return Started(wanted.id, True, same)
-        now = self.clock.now()
-        due = uniques.due(wanted, now)
-        holder = uniques.holder(self.runs.values(), wanted, now)
-        if holder is not None:
-            if uniques.replaces(wanted, holder):
-                holder.shown.input = wanted.input
-                holder.shown.deadline = None if wanted.timeout is None else max(due, now) + wanted.timeout
-                self._go(holder, State.SCHEDULED if due > now else State.QUEUED, due if due > now else None)
-            return Started(holder.id, True, True)
-        self.positions += 1
-        run = self.runs[wanted.id] = Run(
-            RunRecord(
-                id=wanted.id,
-                workflow=wanted.workflow,
-                queue=wanted.queue,
-                priority=wanted.priority,
-                state=State.SCHEDULED if due > now else State.QUEUED,
-                attempt=1,
-                crashes=0,
-                input=wanted.input,
-                created_at=now,
-                wake_at=due if due > now else None,
-                deadline=None if wanted.timeout is None else max(due, now) + wanted.timeout,
-                parent=wanted.parent,
-                position=self.positions,
-                group=wanted.group,
-                session=wanted.session,
-                unique=wanted.unique.key if wanted.unique else "",
-            ),
-            start=wanted,
-            slot=0 if wanted.group else None,
-            first_input=wanted.input,
-        )
-        other_limit = self.turns.ask(wanted)
-        self.turns.moved(run)
-        return Started(wanted.id, False, True, other_limit)
-
-    def signal(self, sent: Signal) -> None:
-        run = self.runs[sent.run_id]
-        if sent.id in run.delivered:
-            return
-        position = max(run.delivered.values(), default=0) + 1
-        run.delivered[sent.id] = position
-        run.signals.append(Arrived(position, sent.name, sent.body))
-        if any(wait.what == WaitFor.SIGNAL and wait.target == sent.name for wait in run.shown.waits):
-            self._queue(run)
-
-    def cancel(self, run_id: str, reason: str) -> State:
-        for run in self._family(run_id):
-            self._stop(run, reason)
-        return self.runs[run_id].shown.state
-
-    def _stop(self, run: Run, reason: str) -> None:
-        if run.shown.state == State.RUNNING:
-            if run.shown.cancelling is None:
-                run.shown.cancelling, run.overdue = reason, False
-        elif not run.shown.state.final:
-            self._end(run, State.CANCELLED, None)
-
-    def _family(self, run_id: str) -> list[Run]:
-        family = [self.runs[run_id]]
-        for run in family:
-            family += [each for each in self.runs.values() if each.shown.parent == run.id]
-        return family
-
-    def retry(self, run_id: str, from_key: str | None) -> None:
-        run = self.runs[run_id]
-        if from_key is not None:
-            order = list(run.checkpoints)
-            for key in order[order.index(from_key) :]:
-                del run.checkpoints[key]
-        self._clear_errors(run)
-        run.shown.attempt += 1
-        run.shown.crashes = 0
-        run.shown.deadline = run.shown.finished_at = run.shown.cancelling = None
-        run.cut_off = False
-        self._queue(run)
+        self.schedules = Schedules()
 
     # --- workers
 
@@ -245,8 +119,8 @@ class Reference:
             self._queue(run)
         self.turns.leave(worker)
 
-    def exchange(self, said: Exchange, reply: Exchanged) -> None:
-        """Does what was said, and checks the reply against it."""
+    def exchange(self, said: Exchange, reply: Exchanged, shown: Callable[[], dict[str, RunRecord]]) -> None:
+        """Does what was said, and checks the reply against it. `shown` shows what the store has put off."""
         assert reply.now == self.clock.now()
         if said.worker not in self.workers:
             assert reply.gone and not (reply.claims or reply.seen or reply.cancelled)
@@ -257,8 +131,9 @@ class Reference:
         assert reply.existed == existed
         refused |= self._settle(said.settles)
         refused |= {watch.token for watch in said.watches if not self._owner(watch.token)}
+        self._fire(said.fires)
         self._tick(idle)
-        self._claim(said, reply.claims, said.after)
+        self._claim(said, reply.claims, shown, after=said.after)
         # It gets as many as there are slots, or all that nothing keeps from it.
         assert len(reply.claims) <= min(said.slots, CLAIM_LIMIT)
         assert len(reply.claims) == min(said.slots, CLAIM_LIMIT) or not self.ready(said.worker)
@@ -274,10 +149,13 @@ class Reference:
             seen = [each for each in reply.seen if (each.token, each.key) == (watch.token, watch.wait.key)]
             true = watch.token not in refused and self._true(owned[watch.token], watch.wait)
             assert len(seen) == true
-        assert reply.next_at == self.next_at(said.worker)
-        assert reply.more == bool(self.ready(said.worker))
+        assert sorted(reply.due, key=lambda each: each.schedule.name) == self.schedules.due(reply.now)
+        assert reply.more == bool(self.ready(said.worker) or self._late(said.worker))
+        assert reply.next_at in self._next_times(said.worker, more=reply.more)
 
-    def repeat(self, said: Exchange, reply: Exchanged, first: Exchanged) -> list[Claim]:
+    def repeat(
+        self, said: Exchange, reply: Exchanged, first: Exchanged, shown: Callable[[], dict[str, RunRecord]]
+    ) -> list[Claim]:
         """Checks the reply to an exchange that was done before: the same claims, and at most what fills its slots.
 
         Returns the claims that are new."""
@@ -292,9 +170,10 @@ class Reference:
             same = again.pop(claim.token)
             assert (same.id, same.input, same.attempt) == (claim.id, claim.input, claim.attempt)
             assert (same.cut_off, same.checkpoints) == (claim.cut_off, claim.checkpoints)
+        self._fire(said.fires)
         self._tick(self.turns.any_idle(reply.now))
         assert len(reply.claims) <= max(said.slots, len(first.claims))
-        self._claim(said, list(again.values()), None)
+        self._claim(said, list(again.values()), shown, after=None)
         return list(again.values())
 
     def _owner(self, token: int) -> Run | None:
@@ -378,6 +257,27 @@ class Reference:
             self._go(run, State.WAITING, min(times, default=None), settle.waits)
             run.parked_for = [wait.target for wait in settle.waits if wait.what == WaitFor.RUN]
 
+    def _fire(self, fires: Sequence[Fire]) -> None:
+        """A slot at which its schedule does not stand any more makes nothing: each makes one run."""
+        for fire in fires:
+            kept = self.schedules.stands(fire)
+            if kept is None:
+                continue
+            made: str | None = None
+            for start in fire.starts:
+                behind = None
+                earlier = [run.id for run in self.live_of(fire.name) if run.id != start.id]
+                if earlier and fire.overlap == Overlap.SKIP:
+                    continue
+                if fire.overlap == Overlap.CANCEL:
+                    for run_id in earlier:
+                        self.cancel(run_id, f"the next run of schedule {fire.name} began")
+                elif earlier and fire.overlap == Overlap.QUEUE:
+                    behind = Wait(f"schedule:{fire.name}", WaitFor.SCHEDULE, fire.name)
+                made = self._start(start, behind).id
+                self.runs[made].schedule = self.runs[made].schedule or fire.name
+            self.schedules.move_on(fire, made)
+
     def _true(self, run: Run, wait: Wait) -> bool:
         if wait.at is not None and wait.at <= self.clock.now():
             return True
@@ -407,13 +307,20 @@ class Reference:
             self.turns.rest(now)
             self.turns.let_go(now)
 
-    def next_at(self, worker: int) -> Millis | None:
+    def _next_times(self, worker: int, *, more: bool) -> set[Millis | None]:
+        """When the worker may have to look again. While more is ready, a store need not know what rates say besides."""
+        now = self.clock.now()
         live = [run.shown for run in self.runs.values() if not run.shown.state.final]
         times = [run.wake_at for run in live] + [run.deadline for run in live if not run.cancelling]
+        times += self.schedules.times(now)
         sessions = self.workers[worker].sessions
         if self._wanted(worker) and self.turns.rooms(worker, sessions) <= 0:
             times += self.turns.keeps_until(worker)
-        return min((time for time in times if time is not None), default=None)
+        first = min((time for time in times if time is not None), default=None)
+        opens = {self.turns.lane_opens_at(run, now) for run in self._free(worker)} - {now}
+        if not more:
+            return {min([*opens, *([] if first is None else [first])], default=None)}
+        return {first, *(at if first is None else min(at, first) for at in opens)}
 
     def _wanted(self, worker: int) -> bool:
         """Whether a session that nobody owns has a run for the worker, which takes sessions."""
@@ -427,12 +334,29 @@ class Reference:
         queued = [run for run in self.runs.values() if run.shown.state == State.QUEUED]
         return [run for run in queued if (run.shown.queue, run.shown.workflow) in lanes]
 
-    def ready(self, worker: int) -> list[Run]:
-        """What the worker may claim, in order."""
+    def _free(self, worker: int) -> list[Run]:
+        """What nothing but a rate keeps from the worker, in order."""
         may = [run for run in self._queued(worker) if self.turns.claimable(run, worker, self.workers[worker].sessions)]
         return sorted(may, key=lambda run: run.rank)
 
-    def _claim(self, said: Exchange, claims: list[Claim], after: str | None) -> None:
+    def _open(self, worker: int) -> list[Run]:
+        """What no rate of its lane keeps besides."""
+        now = self.clock.now()
+        return [run for run in self._free(worker) if self.turns.lane_opens_at(run, now) <= now]
+
+    def _late(self, worker: int) -> list[Run]:
+        """What only the rate of its group keeps from the worker: a store puts it off when it comes to it."""
+        now = self.clock.now()
+        return [run for run in self._open(worker) if self.turns.group_opens_at(run, now) > now]
+
+    def ready(self, worker: int) -> list[Run]:
+        """What the worker may claim, in order."""
+        now = self.clock.now()
+        return [run for run in self._open(worker) if self.turns.group_opens_at(run, now) <= now]
+
+    def _claim(
+        self, said: Exchange, claims: list[Claim], shown: Callable[[], dict[str, RunRecord]], *, after: str | None
+    ) -> None:
         """Takes claims over; by turns of queues, beginning behind `after`, unless that is None."""
         assert len({claim.token for claim in claims}) == len(claims)
         for claim in claims:
@@ -450,7 +374,19 @@ class Reference:
             run.shown.state, run.shown.worker = State.RUNNING, self.workers[said.worker].name
             run.shown.started_at = run.shown.started_at or self.clock.now()
             run.cut_off, run.parked_for = False, None
-            self.turns.own(run, said.worker, self.workers[said.worker].session_idle)
+            self.turns.own(run, said.worker, self.workers[said.worker].session_idle, self.clock.now())
+        if said.slots and self.turns.rates.any():
+            self._put_off(said.worker, shown())
+
+    def _put_off(self, worker: int, shown: dict[str, RunRecord]) -> None:
+        """Takes over which runs were put off for the rates of their groups, and behind how many others of these."""
+        for run in self._queued(worker):
+            theirs = shown[run.id]
+            if theirs.state == State.SCHEDULED:
+                assert theirs.wake_at in self.turns.put_off_times(run, self.clock.now())
+                run.put_off, run.shown.body = True, theirs.body
+                run.shown.state, run.shown.wake_at = State.SCHEDULED, theirs.wake_at
+                self.turns.moved(run)
 
     def _turn(self, ready: list[Run], after: str) -> str:
         """The next queue that has a ready run."""
@@ -483,10 +419,14 @@ class Reference:
         for theirs in shown:
             ours = self.runs[theirs.id].shown
             self._take_over(theirs.id, theirs.state, theirs.body)
-            assert _comparable(theirs) == _comparable(ours)
-            reason = self.turns.reason(self.runs[theirs.id], self.names)
+            assert _comparable(theirs) == _comparable(replace(ours, waits=[self._wait(wait) for wait in ours.waits]))
+            reason = self.turns.reason(self.runs[theirs.id], self.names, self.clock.now())
             assert (theirs.held is None) == (reason is None), (theirs.held, reason)
             assert (theirs.held or "").startswith(reason or ""), (theirs.held, reason)
+
+    def _wait(self, wait: Wait) -> Wait:
+        """A wait as it is shown: one for the runs of a schedule with the first one of these."""
+        return replace(wait, target=self.live_of(wait.target)[0].id) if wait.what == WaitFor.SCHEDULE else wait
 
     def check_history(self, run: Run, history: list[Checkpoint]) -> None:
         assert [(kept.key, kept.outcome, kept.body) for kept in history] == [
@@ -498,35 +438,6 @@ class Reference:
         ours = self.runs[run_id].shown
         if state == State.CANCELLED and ours.body is None:
             ours.body = body
-
-    # --- transitions
-
-    def _clear_errors(self, run: Run) -> None:
-        run.checkpoints = {key: kept for key, kept in run.checkpoints.items() if kept.outcome != Outcome.ERROR}
-        for arrived, key in list(run.taken.values()):
-            if key not in run.checkpoints:
-                del run.taken[arrived.position]
-                run.signals.append(arrived)
-        run.signals.sort(key=lambda arrived: arrived.position)
-
-    def _release(self, run: Run) -> None:
-        run.owner = run.token = run.shown.worker = None
-        run.cut_off = False
-
-    def _queue(self, run: Run) -> None:
-        self._go(run, State.QUEUED)
-
-    def _go(self, run: Run, state: State, wake_at: Millis | None = None, waits: Sequence[Wait] = ()) -> None:
-        run.shown.state, run.shown.wake_at, run.shown.waits = state, wake_at, list(waits)
-        self.turns.moved(run)
-
-    def _end(self, run: Run, state: State, body: str | None) -> None:
-        run.shown.body, run.shown.finished_at = body, self.clock.now()
-        run.shown.cancelling = run.parked_for = None
-        self._go(run, state)
-        for other in list(self.runs.values()):
-            if any(wait.what == WaitFor.RUN and wait.target == run.id for wait in other.shown.waits):
-                self._queue(other)
 
 
 def _before(one: Run, other: Run) -> bool:

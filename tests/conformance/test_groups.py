@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -12,6 +13,7 @@ from conformance.kit import (
     URGENT,
     ManualClock,
     Worker,
+    all_runs,
     checkpoint,
     drain,
     for_run,
@@ -26,8 +28,8 @@ from conformance.kit import (
     start,
     worker,
 )
-from perdure.model import Limits, State
-from perdure.stores.base import Store, To, Topic
+from perdure.model import Limits, Rate, State
+from perdure.stores.base import Claim, Store, To, Topic
 
 pytestmark = pytest.mark.anyio
 
@@ -438,6 +440,49 @@ async def test_many_groups_drain_whole(store: Store, clock: ManualClock) -> None
         await busy.settle(claim)
         ended += 1
     assert ended + await settle_rest(busy, clock) == 210
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_no_more_run_than_the_limit_whatever_comes_and_goes(store: Store, clock: ManualClock, seed: int) -> None:
+    """More run only when they did so before it was lowered; and nothing is left behind."""
+    rng = random.Random(seed)
+    busy = await worker(store, lease=10**12)
+    limit, made = 3, 0
+    running: dict[str, Claim] = {}
+    for _ in range(250):
+        before = set(running)
+        what = rng.choice(["start", "claim", "claim", "settle", "settle", "settle", "limit", "rate", "pause", "time"])
+        if what == "start":
+            names = [f"r{made + n}" for n in range(rng.randint(1, 4))]
+            made += len(names)
+            await fill(store, *names, limit=3, keep=rng.random() < 0.7)
+        elif what == "claim":
+            running.update({claim.id: claim for claim in await busy.claim(rng.randint(1, 5))})
+        elif what == "settle" and running:
+            claim = running.pop(rng.choice(list(running)))
+            to = rng.choice([To.SUCCEEDED, To.RELEASE, To.RETRY, To.PARK, To.PARK])
+            delay = rng.choice([0, 50]) if to is To.RETRY else 0
+            waits = [for_timer(clock.now() + rng.choice([10, 80]))] if to is To.PARK else []
+            await busy.settle(claim, to, '"x"', delay=delay, waits=waits)
+        elif what == "limit":
+            limit = rng.choice([1, 2, 3, 6])
+            await store.set_limits(of_group("g"), Limits(running=limit), "ada")
+        elif what == "rate":
+            await store.set_limits(of_group("g"), Limits(running=limit, rate=Rate(1, 10, 2)), "ada")
+        elif what == "pause":
+            await store.pause(of_group("g"), "ada", paused=rng.random() < 0.5)
+        else:
+            clock.advance(ms=rng.choice([1, 20, 100]))
+        assert len(running) <= limit or set(running) <= before
+    await store.pause(of_group("g"), "ada", paused=False)
+    await store.set_limits(of_group("g"), Limits(running=1), "ada")
+    for claim in running.values():
+        await busy.settle(claim)
+    for _ in range(10 * made):
+        clock.advance(ms=100)
+        for claim in await busy.claim():
+            await busy.settle(claim)
+    assert all(run.state is State.SUCCEEDED for run in await all_runs(store))
 
 
 async def settle_rest(busy: Worker, clock: ManualClock) -> int:

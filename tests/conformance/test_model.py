@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from conformance import uniques
 from conformance.conftest import STORES
+from conformance.drawing import NAMES, Drawing
 from conformance.kit import (
     BILL,
     DEFAULT,
@@ -31,34 +32,52 @@ from conformance.kit import (
     URGENT,
     ManualClock,
     all_runs,
-    checkpoint,
-    for_run,
     for_signal,
-    for_timer,
     of_group,
     of_queue,
     of_workflow,
 )
-from conformance.reference import Reference, Run
-from perdure.errors import KeyTaken, RunEnded, RunNotEnded
-from perdure.model import Json, Kind, Limits, OnConflict, Outcome, RunRecord, Signal, Start, State, Unique, Wait
-from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Save, Settle, To, Watch
+from conformance.reference import Reference
+from perdure.cron import due_fires, next_slots
+from perdure.errors import KeyTaken, RunEnded, RunNotEnded, ScheduleNotFound
+from perdure.model import (
+    Limits,
+    Missed,
+    Overlap,
+    Rate,
+    Retention,
+    RunRecord,
+    Schedule,
+    ScheduleRecord,
+    Signal,
+    State,
+)
+from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Settle, To, Watch
 
 T = TypeVar("T")
 SEED = st.integers(0, 2**20)
 
 LANES = [([DEFAULT, URGENT], [SHIP, BILL]), ([DEFAULT], [SHIP, BILL]), ([DEFAULT, URGENT], [SHIP])]
 LEASES = [3_000, 60_000, 600_000]
-NAMES = ["approve", "reject"]
 SCOPES = [EVERYTHING, of_queue(), of_workflow(), of_group("g"), of_group("h")]
-DELAYS = [0, 1, 500, 3_000, 60_000]
+RATES = {
+    EVERYTHING: Rate(2, 1_000, 3),
+    of_queue(): Rate(1, 500, 1),
+    of_workflow(): Rate(3, 5_000, 2),
+    of_group("g"): Rate(1, 3_000, 1),
+    of_group("h"): Rate(7, 5_000, 2),
+}
 OFTEN = {
     "enqueue": 3,
     "signal": 3,
     "cancel": 1,
     "retry": 1,
     "set_limits": 1,
+    "squeeze": 1,
     "pause": 1,
+    "put_schedule": 1,
+    "change_schedule": 1,
+    "fire": 2,
     "start_worker": 1,
     "claim": 3,
     "work": 7,
@@ -84,7 +103,7 @@ class Incarnation:
         return self.name
 
 
-class StoreMachine(RuleBasedStateMachine):
+class StoreMachine(Drawing, RuleBasedStateMachine):
     backend: str
 
     def __init__(self) -> None:
@@ -98,7 +117,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.workers: list[Incarnation] = []
         self.gone: list[Incarnation] = []
         self.claims: list[tuple[Incarnation, Claim]] = []
-        self.bodies = 0
+        self.due: list[ScheduleRecord] = []
+        """Schedules that a worker was told are due, whether or not they are any more."""
+        self.fine = False
         self.names = 0
         self.ran: dict[tuple[str, str], set[str]] = {}
         """Which runs of each group were running after the step before."""
@@ -107,80 +128,16 @@ class StoreMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(call)
 
     def teardown(self) -> None:
-        self.run(self.store.close())
-        self.loop.close()
-        self.directory.cleanup()
-
-    # --- what is drawn
-
-    def body(self) -> Json:
-        """A text that is used once, so that no two can be taken for each other."""
-        self.bodies += 1
-        return f'"body {self.bodies}"'
-
-    def some_run(self, rng: Random) -> Run:
-        return self.reference.runs[rng.choice(list(self.reference.runs))]
+        try:
+            if self.fine:
+                self.end()
+        finally:
+            self.run(self.store.close())
+            self.loop.close()
+            self.directory.cleanup()
 
     def some_worker(self, rng: Random) -> Incarnation:
         return rng.choice(self.workers)
-
-    def some_start(self, rng: Random, parent: str | None = None) -> Start:
-        # What is replaced moves in its group, at a time that the store is free to choose: so no key goes with a group.
-        keyed = parent is None and rng.random() < 0.2
-        return Start(
-            id=rng.choice([f"r{len(self.reference.runs)}"] * 4 + list(self.reference.runs)[-2:]),
-            workflow=rng.choice([SHIP, BILL]),
-            queue=rng.choice([DEFAULT, DEFAULT, URGENT]),
-            input=self.body(),
-            priority=rng.randint(-1, 1),
-            delay=rng.choice([None, None, None, 0, 1, 500, 5_000]),
-            timeout=rng.choice([None, None, None, 3_000, 30_000]),
-            max_crashes=rng.choice([1, 3, 5, 5]),
-            parent=parent,
-            unique=Unique(rng.choice("uv"), rng.choice(list(OnConflict)), rng.choice([500, 5_000])) if keyed else None,
-            group="" if keyed else rng.choice(["", "", "g", "h"]),
-            group_limit=rng.choice([1, 1, 2]),
-            group_keep=rng.random() < 0.5,
-            session="" if keyed else rng.choice(["", "", "", "s", "t"]),
-        )
-
-    def some_waits(self, rng: Random) -> list[Wait]:
-        def limit() -> int | None:
-            return rng.choice([None, None, self.clock.now() + rng.choice(DELAYS)])
-
-        waits = [for_signal(name, at=limit()) for name in NAMES if rng.random() < 0.4]
-        targets = list(self.reference.runs)[-6:]
-        waits += [for_run(target, at=limit()) for target in targets if rng.random() < 0.3]
-        if not waits or rng.random() < 0.2:
-            waits.append(for_timer(self.clock.now() + rng.choice(DELAYS)))
-        return waits
-
-    def some_save(self, rng: Random, claim: Claim) -> Save:
-        run = self.reference.runs[claim.id]
-        taken: int | None = None
-        child: Start | None = None
-        if run.signals and rng.random() < 0.5:
-            taken = run.signals[0].position
-        elif rng.random() < 0.25:
-            child = self.some_start(rng, parent=run.id)
-        kept = checkpoint(
-            rng.choice("abcd"),
-            self.body(),
-            kind=Kind.SIGNAL if taken else Kind.CHILD if child else Kind.STEP,
-            outcome=rng.choice(list(Outcome)),
-        )
-        return Save(ref=claim.ref, token=claim.token, checkpoint=kept, consumes=taken, starts=child)
-
-    def some_settle(self, rng: Random, claim: Claim) -> Settle:
-        to = rng.choice([*To, To.PARK, To.PARK])
-        return Settle(
-            ref=claim.ref,
-            token=claim.token,
-            to=to,
-            body=self.body(),
-            delay=rng.choice(DELAYS) if to == To.RETRY else 0,
-            waits=self.some_waits(rng) if to == To.PARK else [],
-        )
 
     def owns(self, worker: Incarnation, claim: Claim) -> bool:
         run = self.reference.runs[claim.id]
@@ -193,8 +150,9 @@ class StoreMachine(RuleBasedStateMachine):
     def say(self, worker: Incarnation, exchange: Exchange) -> None:
         worker.last = exchange
         reply = self.run(self.store.exchange(exchange))
-        self.reference.exchange(exchange, reply)
+        self.reference.exchange(exchange, reply, self.shown)
         worker.reply = reply
+        self.due = (self.due + reply.due)[-6:]
         self.claims += [(worker, claim) for claim in reply.claims]
         for claim in reply.claims:
             worker.after = claim.queue
@@ -204,7 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
     def look(self) -> None:
         """Takes up what is due, where it is open whether the exchange before this one did."""
         said = self.next_exchange(self.observer, 0)
-        self.reference.exchange(said, self.run(self.store.exchange(said)))
+        self.reference.exchange(said, self.run(self.store.exchange(said)), self.shown)
 
     def register(self, lanes: tuple[list[str], list[str]], lease: int, sessions: int = 2) -> Incarnation:
         self.names += 1
@@ -231,10 +189,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.observer = self.register(LANES[0], 10**12)
         self.workers.append(self.register(LANES[0], LEASES[2]))
         self.enqueue(rng)
+        for _ in range(rng.randint(0, 2)):
+            self.set_limits(rng)
+        self.put_schedule(rng)
 
     @rule(what=st.sampled_from([what for what, weight in OFTEN.items() for _ in range(weight)]), seed=SEED)
     def step(self, what: str, seed: int) -> None:
         """Something happens, if it can. Its details come from a seed, which is the same in each replay."""
+        self.fine = False
         getattr(self, what)(Random(seed))
 
     def enqueue(self, rng: Random) -> None:
@@ -276,16 +238,71 @@ class StoreMachine(RuleBasedStateMachine):
             self.reference.retry(run.id, key)
 
     def set_limits(self, rng: Random) -> None:
-        scope, limits = rng.choice(SCOPES), Limits(rng.choice([None, 1, 2, 4]))
+        scope = rng.choice(SCOPES)
+        limits = Limits(rng.choice([None, 1, 2, 4]), rng.choice([None, RATES[scope]]))
         held = self.run(self.store.set_limits(scope, limits, "ada"))
         self.reference.turns.set(scope, limits, held.paused)
+
+    def squeeze(self, rng: Random) -> None:
+        """Lowers the limit of a group while several of its runs have begun, wherever they are."""
+        turns = self.reference.turns
+        begun = {key: [run for run in turns.holders(key) if run.shown.started_at] for key in turns.asked}
+        if several := [key for key, runs in begun.items() if len(runs) > 1]:
+            scope = of_group(rng.choice(several)[1])
+            limits = Limits(1, rng.choice([None, RATES[scope]]))
+            held = self.run(self.store.set_limits(scope, limits, "ada"))
+            turns.set(scope, limits, held.paused)
 
     def pause(self, rng: Random) -> None:
         scope, paused = rng.choice(SCOPES), rng.random() < 0.3
         held = self.run(self.store.pause(scope, "ada", paused=paused))
         self.reference.turns.set(scope, held.limits, paused)
 
+    def put_schedule(self, rng: Random) -> None:
+        start = replace(self.some_start(rng), id="", unique=None, delay=None)
+        schedule = Schedule(
+            name=rng.choice("xy"),
+            every=rng.choice([1_000, 30_000]),
+            start=start,
+            missed=rng.choice(list(Missed)),
+            missed_limit=2,
+            overlap=rng.choice(list(Overlap)),
+            jitter=rng.choice([0, 0, 700]),
+        )
+        [slot] = next_slots(schedule, self.clock.now(), 1)
+        declared = rng.random() < 0.7
+        kept = self.run(self.store.put_schedule(schedule, slot, declared=declared))
+        assert kept == self.reference.schedules.put(schedule, slot, declared=declared)
+
+    def change_schedule(self, rng: Random) -> None:
+        name, how = (
+            rng.choice("xy"),
+            rng.choice(["pauses", "pauses", "goes on", "goes on later", "is over", "is removed"]),
+        )
+        known = [each for each in self.reference.schedules.all() if each.schedule.name == name]
+        if not known:
+            with pytest.raises(ScheduleNotFound):
+                self.run(self.store.remove_schedule(name))
+        elif how == "is removed":
+            self.run(self.store.remove_schedule(name))
+            self.reference.schedules.remove(name)
+        elif how == "pauses":
+            assert self.run(self.store.pause_schedule(name)) == self.reference.schedules.pause(name)
+        else:
+            later = next_slots(known[0].schedule, self.clock.now(), 1)[0]
+            slot = {"goes on": 0, "goes on later": later, "is over": None}[how]
+            assert self.run(self.store.resume_schedule(name, slot)) == self.reference.schedules.resume(name, slot)
+
     # --- workers
+
+    def fire(self, rng: Random) -> None:
+        """A worker does what it was told is due; others may have been told as well, and have done it before."""
+        worker = self.some_worker(rng)
+        said = self.next_exchange(worker, rng.randint(0, 1))
+        for record in self.due:
+            if rng.random() < 0.7:
+                said.fires += due_fires(record, self.clock.now())
+        self.say(worker, said)
 
     def start_worker(self, rng: Random) -> None:
         if len(self.workers) < 3:
@@ -318,7 +335,8 @@ class StoreMachine(RuleBasedStateMachine):
             return
         said = replace(worker.last, repeated=True)
         reply = self.run(self.store.exchange(said))
-        self.claims += [(worker, claim) for claim in self.reference.repeat(said, reply, worker.reply)]
+        again = self.reference.repeat(said, reply, worker.reply, self.shown)
+        self.claims += [(worker, claim) for claim in again]
         worker.reply = reply
         self.look()
 
@@ -409,6 +427,38 @@ class StoreMachine(RuleBasedStateMachine):
             if len(running) > self.reference.turns.most(key):
                 assert running <= self.ran[key]
             self.ran[key] = running
+
+    @invariant()
+    def schedules_stand_where_the_model_says(self) -> None:
+        assert self.run(self.store.schedules()) == self.reference.schedules.all()
+        self.fine = True
+
+    def end(self) -> None:
+        """All runs end, and all are pruned: then nothing is used any more, and nothing of them is left."""
+        for worker, claim in self.claims:
+            if self.owns(worker, claim):
+                said = self.next_exchange(worker, 0)
+                said.settles.append(Settle(ref=claim.ref, token=claim.token, to=To.SUCCEEDED, body="1"))
+                self.say(worker, said)
+        for run in list(self.reference.runs.values()):
+            if not run.shown.state.final:
+                assert self.run(self.store.cancel(run.id, "x")) == self.reference.cancel(run.id, "x")
+        self.the_store_shows_what_the_model_says()
+        self.what_is_used_is_what_runs_use()
+        assert not any(record.running for record in self.run(self.store.limits()))
+        assert not any(worker.running for worker in self.run(self.store.workers()))
+        while self.run(self.store.prune([Retention(count=0)], limit=7)):
+            pass
+        assert self.run(all_runs(self.store)) == self.run(self.store.counts()) == []
+        assert [each.last_run for each in self.run(self.store.schedules()) if each.last_run] == []
+        for run in self.reference.runs.values():
+            assert self.run(self.store.history(run.id)) == self.run(self.store.signals(run.id)) == []
+        # What comes after is new: to its id, its key, its group and its session.
+        anew = [replace(run.start, parent=None) for run in self.reference.runs.values()]
+        keys = {run.unique.key: run for run in anew if run.unique}
+        for start in [*keys.values(), *(run for run in anew if not run.unique)]:
+            [answer] = self.run(self.store.enqueue([start]))
+            assert (answer.id, answer.existed) == (start.id, False)
 
     def check_owners(self) -> None:
         """Each running run has one owner, and nothing else has any."""

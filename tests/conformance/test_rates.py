@@ -153,6 +153,23 @@ async def test_a_run_of_a_rated_group_is_put_off_once(store: Store, ada: Worker,
     assert ids(await ada.claim()) == ["g1"]
 
 
+async def test_a_run_that_was_put_off_gives_its_turn_to_one_that_comes_first(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start(f"g{n}", group="g") for n in range(2)])
+    await ada.settle(await ada.claim_one())
+    assert await ada.claim() == []
+    await store.enqueue([start("urgent", group="g", priority=-1)])
+    shown = await record(store, "g1")
+    late = "group g may begin its next run at 2023-11-14 22:13:21 UTC (1/s)"
+    full = f"group g is full (1 of 1: run urgent, which does not run: {late})"
+    assert (shown.state, shown.wake_at, shown.held) == (State.QUEUED, None, full)
+    assert await ada.claim() == []
+    clock.advance(ms=1000)
+    assert ids(await ada.claim()) == ["urgent"]
+
+
 async def test_a_run_that_was_put_off_can_be_cancelled(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.set_limits(of_group("g"), per_second(1), "ada")
     await store.enqueue([start(f"g{n}", group="g") for n in range(3)])
@@ -221,7 +238,7 @@ async def test_an_urgent_run_comes_before_one_that_was_put_off(store: Store, ada
     await ada.settle(await ada.claim_one())
     assert await ada.claim() == []
     await store.enqueue([start("urgent", group="g", priority=-1)])
-    assert ((await record(store, "g1")).held or "").startswith("group g is full (1 of 1: run urgent)")
+    assert ((await record(store, "g1")).held or "").startswith("group g is full (1 of 1: run urgent, ")
     assert await ada.claim() == []
     order: list[str] = []
     for _ in range(3):
@@ -288,3 +305,28 @@ async def test_a_burst_is_used_once_while_the_clock_is_behind(
     assert await ada.claim() == []
     clock.advance(ms=1000)
     assert len(await ada.claim()) == 1
+
+
+async def test_what_stands_behind_runs_that_are_put_off_keeps_its_place(store: Store, ada: Worker) -> None:
+    """A claim looks at the first runs of each lane; it must not take another lane's for want of a second look."""
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start("g0", group="g", group_limit=2)])
+    await ada.claim()
+    await store.enqueue([start("g1", group="g", group_limit=2), start("first"), start("second", workflow=BILL)])
+    assert ids(await ada.claim(1)) == ["first"]
+    assert ids(await ada.claim(1)) == ["second"]
+
+
+@pytest.mark.parametrize("limits", [Limits(), per_second(10), Limits(running=1)])
+async def test_runs_that_were_put_off_begin_as_soon_as_another_rate_lets_them(
+    store: Store, ada: Worker, clock: ManualClock, limits: Limits
+) -> None:
+    await store.set_limits(of_group("g"), Limits(rate=Rate(1, 86_400_000, 1)), "ada")
+    await store.enqueue([start(f"g{n}", group="g") for n in range(2)])
+    await ada.settle(await ada.claim_one())
+    assert await ada.claim() == []
+    assert (await record(store, "g1")).state == State.SCHEDULED
+    await store.set_limits(of_group("g"), limits, "ada")
+    clock.advance(ms=100)
+    assert ids(await ada.claim()) == ["g1"]
+    assert (await record(store, "g1")).held is None

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from conformance.kit import DAY, Worker, for_run, for_signal, message, start
-from perdure.stores.base import Store, To, Topic
+from conformance.kit import DAY, ManualClock, Worker, for_run, for_signal, message, start, worker
+from perdure.stores.base import Claim, Store, To, Topic
 
 pytestmark = pytest.mark.anyio
 
@@ -108,6 +108,32 @@ async def test_what_dead_and_retired_workers_leave_wakes_the_others(store: Store
     async with subscribed(store, Topic.WORK) as alarm:
         await alarm.after(lambda: store.bury(ada.name))
         await alarm.after(lambda: store.retire(bob.id))
+
+
+async def test_each_change_of_state_wakes_those_who_follow(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start("r")])
+    claims: list[Claim] = []
+
+    async def claim() -> None:
+        claims.append(await ada.claim_one())
+
+    async with subscribed(store, Topic.STATUS) as alarm:
+        await alarm.after(claim)
+        await alarm.after(lambda: ada.park(claims[-1], for_signal()))
+        await alarm.after(lambda: store.signal(message("r")))
+        await alarm.after(claim)
+        await alarm.after(lambda: ada.settle(claims[-1], To.RETRY, '"x"', delay=10))
+        clock.advance(ms=10)
+        await alarm.after(ada.exchange)
+        await alarm.after(claim)
+        await alarm.after(lambda: store.cancel("r", "x"))
+        await alarm.after(lambda: store.bury(ada.name))
+    other = await worker(store)
+    await other.settle(await other.claim_one(), To.CANCELLED, '"x"')
+    async with subscribed(store, Topic.STATUS) as alarm:
+        await alarm.after(lambda: store.retry("r"))
+        await alarm.after(lambda: other.exchange(slots=1))
+        await alarm.after(lambda: store.retire(other.id))
 
 
 async def test_a_retried_run_wakes_workers(store: Store) -> None:

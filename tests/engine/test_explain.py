@@ -51,7 +51,12 @@ CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
     (record(State.QUEUED, held="queue is paused"), [worker()], 0, "is held: queue is paused"),
     (record(State.QUEUED), [], 0, "no live worker serves workflow ship: start one"),
     (record(State.QUEUED, version="3"), [], 0, "no live worker serves version 3 of workflow ship: start one"),
-    (record(State.QUEUED), [worker(workflows=("bill",))], 0, "no live worker serves workflow ship: the one live"),
+    (
+        record(State.QUEUED),
+        [worker(workflows=("bill",))],
+        0,
+        "no live worker serves workflow ship: the one live worker of this store runs other code",
+    ),
     (
         record(State.QUEUED, queue="slow"),
         [worker(), worker(queues=("quick",))],
@@ -73,7 +78,19 @@ CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
         "is ready, and no live worker has room for its session s: each owns as many as it may; start one more",
     ),
     (record(State.QUEUED, session="s"), [worker(sessions=2, owned_sessions=1)], 0, "is ready: a worker takes it"),
-    (record(State.QUEUED), [worker(running=2)], 1000, "is ready, at least 1000 runs"),
+    (record(State.QUEUED), [worker(running=2)], 1000, "is ready, at least 1,000 runs of queue default come before it"),
+    (
+        record(State.QUEUED),
+        [worker(running=1, slots=1)],
+        1,
+        "1 run of queue default comes before it, and the one slot of the one live worker is taken",
+    ),
+    (
+        record(State.QUEUED, version="2"),
+        [worker()],
+        0,
+        "the one live worker that knows it serves no version; start one with that code",
+    ),
     (record(State.RUNNING, worker="w-1", attempt=3), [], 0, "runs on worker w-1, attempt 3"),
     (record(State.RUNNING, worker="w-1", cancelling="enough"), [], 0, "it was asked to end: enough"),
     (

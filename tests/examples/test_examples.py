@@ -54,6 +54,17 @@ def test_the_header_says_how_to_run_it(path: Path) -> None:
     assert f"perdure worker examples/{served.name}:app" in header
 
 
+@pytest.mark.parametrize("path", sorted(set(EXAMPLES.glob("*.py")) - {EXAMPLES / "web.py"}), ids=lambda path: path.name)
+def test_run_as_a_script_it_says_how_to_use_it(path: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert f"perdure worker examples/{path.name}:app" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_an_order_waits_two_days_and_for_an_approval(example: Callable[[str], Any]) -> None:
     shop = example("order")
     async with testing.run(shop.app) as sandbox:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import os
 import time
 from datetime import datetime
@@ -120,6 +121,17 @@ async def grip(seconds: int) -> int:
     return os.getpid()
 
 
+@step(process=True)
+def hold_process(gate: str) -> int:
+    """The same in a process of its own, which has a file locked for as long as it lives."""
+    with Path(os.environ[GATES], f"{gate}.{os.getpid()}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        log("process", gate, os.getppid())
+        while not _open(gate):
+            time.sleep(_SLICE)
+    return os.getppid()
+
+
 @step
 def never_return() -> None:
     _ran()
@@ -171,6 +183,10 @@ class Flows:
         @app.workflow
         async def holding(gate: str, thread: bool = False) -> int:
             return await (hold_thread(gate) if thread else hold(gate))
+
+        @app.workflow
+        async def apart(gate: str) -> int:
+            return await hold_process(gate)
 
         @app.workflow
         async def blocking(seconds: float, spin: bool) -> int:
@@ -236,6 +252,7 @@ class Flows:
         self.leaf: Workflow[[int], int] = leaf
         self.journey: Workflow[[int], int] = journey
         self.holding = holding
+        self.apart = apart
         self.blocking = blocking
         self.gripping = gripping
         self.poison = poison

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from faults.flows import Flows, log
+from faults.flows import LOG, Flows, log
 from perdure import App
 
 app = App(os.environ["FAULTS_URL"])
@@ -57,9 +57,8 @@ def lost_loop(options: dict[str, Any]) -> None:
 
     async def begin() -> None:
         await worker.start()
-        while not worker.running:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+        while not Path(os.environ[LOG]).exists() or str(os.getpid()) not in Path(os.environ[LOG]).read_text():
+            await asyncio.sleep(0.01)  # until its step has said that it began
 
     loop.run_until_complete(begin())
     loop.close()

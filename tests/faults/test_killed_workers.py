@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import time
 from collections import Counter
@@ -84,3 +85,27 @@ async def test_the_runs_of_the_only_worker_wait_for_the_next_one(world: World) -
     heir = await world.serving(lease=0.5)
     assert await run.result(timeout=30) == heir.pid
     assert (await world.record(run.id)).attempt == 2
+
+
+async def test_the_process_of_a_step_ends_with_its_worker(world: World) -> None:
+    """Or it would be at work still when the step runs elsewhere."""
+    run = await world.flows.apart.start("gate")
+    dying = await world.serving(lease=1)
+    [[*_, pid]] = await until(lambda: world.log.find("process", "gate", dying.pid), "the step is at work")
+    with (world.gates / f"gate.{pid}.lock").open("w") as file:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        dying.kill()
+
+        def free() -> bool:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        await until(free, "its process is no more")
+    heir = await world.serving(lease=1)
+    await until(lambda: world.log.find("process", "gate", heir.pid), "the step runs elsewhere")
+    world.open_gate("gate")
+    assert await run.result(timeout=30) == heir.pid

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from faults.broken import Wrapper
 from faults.kit import PATIENCE, World, until
 from perdure.errors import PerdureError, StoreError
 from perdure.model import State
@@ -99,13 +100,15 @@ async def test_a_store_closed_under_a_worker_loses_nothing(world: World) -> None
     assert (await world.record(run.id)).state is State.SUCCEEDED
 
 
-async def test_a_worker_works_on_when_its_store_is_closed_and_used_again(world: World) -> None:
+async def test_a_worker_works_on_when_its_store_is_closed_and_used_again(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     async with world.app.worker(lease=60, grace=5) as worker:
         runs = [await world.flows.holding.start("gate") for _ in range(5)]
         await until(lambda: worker.running == 5, "the runs are at work")
         await world.app.close()
         world.open_gate("gate")
-        await asyncio.sleep(0.3)  # their checkpoints are refused meanwhile
+        await until(lambda: "does not answer" in caplog.text, "their checkpoints are refused")
         later = await world.flows.leaf.start(1)
         assert await later.result(timeout=30) == 2
         for run in runs:
@@ -115,8 +118,9 @@ async def test_a_worker_works_on_when_its_store_is_closed_and_used_again(world: 
 
 async def test_who_waits_for_a_result_when_the_store_is_closed_is_told(world: World) -> None:
     run = await world.flows.leaf.start(1)
+    store = await world.behind(Wrapper)
     result = asyncio.ensure_future(run.result(timeout=30))
-    await asyncio.sleep(0.1)
+    await until(lambda: store.calls["ended"], "the result is asked for")
     await world.app.close()
     with pytest.raises(StoreError, match="closed"):
         await result

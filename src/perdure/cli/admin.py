@@ -22,6 +22,7 @@ from perdure.clock import moment
 from perdure.model import QueueReport, WorkerRecord
 from perdure.stores import open_store
 from perdure.stores.base import Finding, Severity, Store
+from perdure.wording import counted, does
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ def prune(app: App, workflow: str | None, state: str | None, age: timedelta | No
         return await app.prune(workflow=workflow, state=state, age=age, count=count), hint
 
     removed, hint = on_store(app, work)
-    click.echo(f"Removed {removed:,} runs.")
+    click.echo(f"Removed {counted(removed, 'run')}.")
     if hint:
         click.echo(hint, err=True)
 
@@ -111,7 +112,8 @@ async def _examine(app: App, store: Store) -> list[Finding]:
     findings = [Finding(Severity.OK, f"Perdure {version('perdure')} on Python {platform.python_version()}")]
     if app.workflows:
         app.worker()  # raises what is wrong with a definition
-        findings.append(Finding(Severity.OK, f"{len(app.workflows)} workflows are well defined"))
+        count = len(app.workflows)
+        findings.append(Finding(Severity.OK, f"{counted(count, 'workflow')} {does(count, 'is')} well defined"))
     findings += await store.check()
     return findings + unserved(await store.queues())
 

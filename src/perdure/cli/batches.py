@@ -12,6 +12,7 @@ from perdure.cli.target import on_store, with_store
 from perdure.errors import BatchNotFound
 from perdure.model import BatchRecord
 from perdure.stores.base import Store
+from perdure.wording import counted, does
 
 
 @click.group(cls=Commands)
@@ -48,9 +49,10 @@ def show(app: App, batch: str, as_text: bool) -> None:
             }
         )
         return
+    left = found.total - done
     click.echo(
         f"Batch {batch}: {done:,} of {found.total:,} runs have ended ({found.succeeded:,} succeeded,"
-        f" {found.failed:,} failed, {found.cancelled:,} cancelled), {found.total - done:,} are left."
+        f" {found.failed:,} failed, {found.cancelled:,} cancelled), {counted(left, 'run')} {does(left, 'is')} left."
     )
     if found.callback is not None:
         click.echo(f"When all have ended, run {found.callback} goes on.")

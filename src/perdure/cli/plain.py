@@ -49,12 +49,13 @@ def plain_run(run: RunRecord, why: str) -> dict[str, Any]:
     }
 
 
-def plain_checkpoint(kept: Checkpoint) -> dict[str, Any]:
-    """A checkpoint; `value` or `error` is there as it ended, `child` where it stands for another run."""
+def plain_checkpoint(kept: Checkpoint, until: Millis) -> dict[str, Any]:
+    """A checkpoint as it stood at a time; `value` or `error` is there as it ended, `child` where it stands for another
+    run."""
     plain: dict[str, Any] = {
         "key": kept.key,
         "kind": kept.kind,
-        "outcome": kept.outcome,
+        "outcome": kept.outcome_by(until),
         "attempts": kept.attempts,
         "started_at": moment(kept.started_at),
         "saved_at": moment(kept.saved_at),
@@ -69,9 +70,10 @@ def plain_checkpoint(kept: Checkpoint) -> dict[str, Any]:
     return plain | {"error": decode_failure(kept.body)}
 
 
-def plain_history(history: Sequence[Checkpoint]) -> list[dict[str, Any]]:
-    """Checkpoints in the order in which they were kept."""
-    return [plain_checkpoint(kept) for kept in history]
+def plain_history(run: RunRecord, history: Sequence[Checkpoint], now: Millis) -> list[dict[str, Any]]:
+    """Checkpoints of a run in the order in which they were kept."""
+    until = now if run.finished_at is None else run.finished_at
+    return [plain_checkpoint(kept, until) for kept in history]
 
 
 def _wait(wait: Wait) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from perdure.clock import moment
 from perdure.model import LimitRecord, Limits, Millis, QueueReport, ScopeKind, Unserved, WorkerRecord
 from perdure.rates import show_limits, show_scope
 from perdure.stores.base import Store
+from perdure.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -124,7 +125,7 @@ def _screen(app: App, seen: _Seen) -> RenderableType:
     head = Text.assemble(
         (shown_url(app.url), "bold"),
         f"  {moment(now):%H:%M:%S} UTC  {running:,} running, {ready:,} ready, {ended:,} ended in the last minute,"
-        f" {len(workers)} workers with {slots:,} slots",
+        f" {counted(len(workers), 'worker')} with {counted(slots, 'slot')}",
     )
     return Group(
         head,
@@ -178,7 +179,7 @@ def _held(reports: Sequence[QueueReport]) -> list[str]:
 def show_unserved(runs: Unserved) -> str:
     """Runs that no live worker takes, in words."""
     version = f", pinned to version {runs.version}" if runs.version else ""
-    return f"{runs.runs:,} of workflow {runs.workflow}{version}"
+    return f"{counted(runs.runs, 'run')} of workflow {runs.workflow}{version}"
 
 
 def _around(limits: Sequence[LimitRecord]) -> list[str]:

@@ -23,6 +23,7 @@ from perdure.explain import explain
 from perdure.failures import decode_failure
 from perdure.model import RunQuery, RunRecord, State
 from perdure.stores.base import Store
+from perdure.wording import counted, does
 
 _PAGE = 200
 
@@ -115,7 +116,7 @@ def show(ctx: click.Context, app: App, run: str, limit: int, as_text: bool) -> N
     """
     shown = on_store(app, lambda store: look_up(store, run, limit))
     if as_text:
-        print_json(as_json(shown))
+        print_json(as_json(shown, _now()))
     else:
         draw(console(wide=100), shown, _now(), traces=verbose(ctx))
 
@@ -185,9 +186,9 @@ def retry(
     found, hint = on_store(app, work)
     for each in found:
         click.echo(each)
-    what = "would be queued again" if dry_run else "are queued again"
+    does_what = "would be" if dry_run else does(len(found), "is")
     more = f"; there may be more, --limit says how many ({limit})" if len(found) == limit else ""
-    click.echo(f"{len(found)} runs {what}{more}.", err=True)
+    click.echo(f"{counted(len(found), 'run')} {does_what} queued again{more}.", err=True)
     if hint:
         click.echo(hint, err=True)
 
@@ -267,10 +268,10 @@ def why(app: App, run: str) -> None:
     """Say why a run is in the state that it is in, and what would change that."""
 
     async def work(store: Store) -> str:
-        record = await store.load(run)
+        handle, record = app.run(run), await store.load(run)
         if record is None:
             raise RunNotFound(f"there is no run {run!r} in this store; `perdure runs list` shows those that are")
-        return f"Run {run} ({record.workflow}) {await app.run(run).why()}"
+        return f"Run {run} ({record.workflow}) {await handle.why()}"
 
     click.echo(on_store(app, work))
 

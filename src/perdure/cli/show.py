@@ -17,6 +17,7 @@ from perdure.errors import RunNotFound
 from perdure.explain import explain
 from perdure.failures import decode_failure
 from perdure.model import Arrived, Checkpoint, Kind, Millis, RunRecord, State
+from perdure.options import check_text
 from perdure.stores.base import PAGE, Store
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Progress(Struct, forbid_unknown_fields=True):
 
 async def look_up(store: Store, run_id: str, limit: int) -> Shown:
     """Reads a run, at most `limit` checkpoints of it (0: all), and some of its children."""
-    run = await store.load(run_id)
+    run = await store.load(check_text(run_id, "the id of a run"))
     if run is None:
         raise RunNotFound(f"there is no run {run_id!r} in this store; `perdure runs list` shows those that are")
     ahead = await store.ahead(run_id) if run.state is State.QUEUED else 0
@@ -92,14 +93,14 @@ async def _child(store: Store, run_id: str) -> ChildRun | None:
     return ChildRun(run, history[:_CHILD_ROWS], more=len(history) > _CHILD_ROWS)
 
 
-def as_json(shown: Shown) -> dict[str, Any]:
+def as_json(shown: Shown, now: Millis) -> dict[str, Any]:
     """Everything in one object."""
     return {
         "run": plain_run(shown.run, shown.why),
-        "history": plain_history([*shown.head, *shown.tail]),
+        "history": plain_history(shown.run, [*shown.head, *shown.tail], now),
         "left_out": shown.left_out,
         "children": [
-            {"key": key, **plain_run(child.run, ""), "history": plain_history(child.history)}
+            {"key": key, **plain_run(child.run, ""), "history": plain_history(child.run, child.history, now)}
             for key, child in shown.children.items()
         ],
         "signals": [{"name": each.name, "value": msgspec.Raw(each.body.encode())} for each in shown.signals],

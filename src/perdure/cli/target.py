@@ -137,13 +137,18 @@ def _import(name: str, root: Path) -> ModuleType:
         sys.path.insert(0, str(root))
     try:
         return importlib.import_module(name)
+    except SystemExit as error:
+        raise TargetError(
+            f"importing {name!r} ends the program, where it is to define an app: what is to be done when it runs as a"
+            f' script belongs under `if __name__ == "__main__":`\n{_trace(error)}'
+        ) from error
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise  # it is the module itself that is not there
         raise TargetError(f"importing {name!r} failed:\n{_trace(error)}") from error
 
 
-def _trace(error: Exception) -> str:
+def _trace(error: BaseException) -> str:
     """The traceback without the frames of the import itself, which come first."""
     trace = traceback.TracebackException.from_exception(error)
     ours = (str(Path(__file__)), "<frozen importlib", importlib.__file__)

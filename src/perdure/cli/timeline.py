@@ -115,7 +115,7 @@ def _row(run: RunRecord, kept: Checkpoint, result: Checkpoint | None, child: Chi
     if kept.kind is Kind.SLEEP:
         # It is never marked as over: the time is all that there is to it.
         row.until = kept.at
-        slept = kept.at is not None and kept.at <= (over or now)
+        slept = kept.outcome_by(over or now) is Outcome.OK
         row.end = kept.at if slept else over
         row.mark = Mark.WAITED if slept else Mark.CANCELLED if over else Mark.OPEN
         return row

@@ -15,6 +15,7 @@ from perdure.codec import encode
 from perdure.engine.definitions import WorkflowDefinition
 from perdure.engine.halt import Halt
 from perdure.engine.history import History, Inbox
+from perdure.engine.interrupts import is_ctrl_c
 from perdure.engine.parking import Waits
 from perdure.engine.points import Point
 from perdure.engine.scope import Scope, enter
@@ -24,6 +25,7 @@ from perdure.errors import (
     ArgumentsChanged,
     DecodingError,
     DefinitionError,
+    WouldDeadlock,
 )
 from perdure.failures import cause_of, encode_failure
 from perdure.model import (
@@ -49,7 +51,7 @@ T = TypeVar("T")
 _REPLAY_PATIENCE = 1.0
 """Seconds that replay may take to come to something new when the run is to be cancelled there."""
 
-_NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError)
+_NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError, WouldDeadlock)
 
 
 class ContinueAsNew(BaseException):
@@ -131,7 +133,7 @@ class Execution:
                 # Whatever it is that went wrong here, a run that nobody executes must not stay owned.
                 self.over = True
                 self.runtime.pump.settle(self._settle(To.FAILED, encode_failure(error)))
-                if isinstance(error, KeyboardInterrupt):
+                if is_ctrl_c(error):
                     raise
         finally:
             self._close()
@@ -156,10 +158,8 @@ class Execution:
             if self.task.cancelling() and self.runtime.ending:
                 raise
             return self._failed(error)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
-            if self.over:
+            if self.over or is_ctrl_c(error):
                 raise
             return self._failed(error)
         return self._settle(To.SUCCEEDED, body)

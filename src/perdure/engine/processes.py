@@ -97,5 +97,5 @@ def _call(module: str, qualname: str, arguments: str, limit: int) -> tuple[bool,
     args, kwargs = Signature(fn, f"step {qualname}", open_ended=True).decode(arguments)
     try:
         return True, encode(fn(*args, **kwargs), f"the result of step {qualname}", limit)
-    except Exception as error:
+    except BaseException as error:  # an exit as well: the process serves others
         return False, encode_failure(error)

@@ -12,7 +12,7 @@ import asyncio
 from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perdure.errors import DefinitionError, NotDurable, NotInWorkflow
+from perdure.errors import DefinitionError, NotDurable, NotInWorkflow, WouldDeadlock
 
 if TYPE_CHECKING:
     from perdure.engine.execution import Execution
@@ -124,6 +124,20 @@ def workflow_scope(client: Client, what: str) -> Scope | None:
     if not client.is_on(scope.execution.runtime.store):
         raise NotDurable(f"{what} is of another app than the calling workflow, on another store: do it in a step")
     return scope
+
+
+def holds_slot(client: Client) -> bool:
+    """Whether the calling code is in a step, whose slot other runs of that store may need."""
+    scope = scope_here()
+    return scope is not None and scope.step_key is not None and client.is_on(scope.execution.runtime.store)
+
+
+def wait_in_step(what: str) -> WouldDeadlock:
+    """What to say of a wait that `holds_slot`."""
+    return WouldDeadlock(
+        f"{what} in a step would wait with a slot of its worker in hand, which the other run may need: do it in the"
+        " workflow, where a wait takes no slot, or use result(timeout=…)"
+    )
 
 
 def check_key(key: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from perdure.codec import encode
 from perdure.engine.definitions import StepDefinition
 from perdure.engine.execution import Execution
+from perdure.engine.interrupts import is_ctrl_c
 from perdure.engine.points import Point
 from perdure.engine.scope import Scope, enter
 from perdure.errors import DecodingError, EncodingError, StepCutOff, StepFailed, StepTimedOut, ValueTooLarge
@@ -90,9 +91,11 @@ class _Attempts:
             execution.tap(Point.AFTER_EFFECT, self.key)
             body = encode(value, f"the result of step {self.key}", execution.runtime.max_value_bytes)
             result = self.step.signature.returns.decode(body)
-        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
+            if is_ctrl_c(error):
+                raise
             if execution.over:
                 raise asyncio.CancelledError from None
             await self._failed(attempt, error)

@@ -11,7 +11,16 @@ from msgspec import json
 from perdure.codec import Decoder
 from perdure.engine.execution import Execution
 from perdure.engine.history import through_outages
-from perdure.errors import InvalidInput, PerdureError, RunCancelled, RunFailed, RunNotFound, SignalTimedOut, StepFailed
+from perdure.errors import (
+    InvalidInput,
+    PerdureError,
+    RunCancelled,
+    RunFailed,
+    RunNotFound,
+    SignalTimedOut,
+    StepFailed,
+    WouldDeadlock,
+)
 from perdure.failures import decode_failure, encode_failure, rebuild
 from perdure.model import Arrived, Checkpoint, Ended, Json, Kind, Millis, Outcome, Signal, Start, State, Wait, WaitFor
 
@@ -72,14 +81,16 @@ async def _consume(
     return decoder.decode(arrived.body)
 
 
-async def start_child(execution: Execution, key: str, start: Start) -> str:
+async def start_child(execution: Execution, key: str, start: Start, *, awaited: bool) -> str:
     """Starts a child run once, together with the checkpoint that says so; returns its id, or that of the run that has
-    its unique key."""
+    its unique key. One that is `awaited` at once is not started where the wait would be refused."""
     saved = await execution.saved(key, Kind.CHILD)
     if saved is not None:
         await execution.replay(saved.saved_at, saved.position)
         return json.decode(saved.body or '""', type=str)
     await execution.live()
+    if awaited:
+        _check_groups(execution, start.queue, start.group, f"its child {start.id}")
     with execution.in_flight():
         body = json.encode(start.id).decode()
         existed = await execution.save(
@@ -140,6 +151,7 @@ async def result_of(
     ended, missing = execution.ended.get(run_id), key in execution.missing
     if ended is None and not missing and (at is None or at > execution.now()):
         if saved is None:
+            await _check_group_of(execution, run_id)
             execution.save_soon(Checkpoint(key, Kind.RESULT, Outcome.OPEN, at=at, started_at=began))
         seen = await execution.wait(Wait(key, WaitFor.RUN, run_id, at))
         if seen is not None:
@@ -164,6 +176,32 @@ def _outcome(run_id: str, body: Json | None, decoder: Decoder[Any]) -> Any:
     if ended is None:
         raise RunNotFound(f"there is no run {run_id!r} to wait for; was it deleted or pruned, or is the id mistyped?")
     return result(ended, decoder)
+
+
+async def _check_group_of(execution: Execution, run_id: str) -> None:
+    """Refuses a wait that might never end. (One for a run that there is not ends: the store tells of that.)"""
+    if not _keeps_place(execution):
+        return
+    with execution.in_flight():
+        target = await through_outages(lambda: execution.runtime.store.load(run_id))
+    if target is not None and not target.state.final:
+        _check_groups(execution, target.queue, target.group, f"run {run_id}")
+
+
+def _check_groups(execution: Execution, queue: str, group: str, what: str) -> None:
+    """`WouldDeadlock` for a wait of a run that keeps its place in a group for another one of that group. The limit of
+    the group does not matter: it may change, and any number of runs may wait like this at once."""
+    claim = execution.claim
+    if _keeps_place(execution) and (queue, group) == (claim.queue, claim.group):
+        raise WouldDeadlock(
+            f"run {claim.id} keeps its place in group {group} while it waits, so {what}, which is of that group too,"
+            " might never begin: give it another group, or define workflow"
+            f" {execution.definition.name} with group_keep=False"
+        )
+
+
+def _keeps_place(execution: Execution) -> bool:
+    return bool(execution.claim.group) and execution.definition.group_keep
 
 
 async def send_signal(execution: Execution, key: str, signal: Signal) -> None:

@@ -306,7 +306,8 @@ class Topic(StrEnum):
     ENDED = "ended"
     """A run may have ended: for those who wait for results."""
     STATUS = "status"
-    """A run may have told of its progress: for those who follow it."""
+    """A run may have told of its progress, or its state may have changed in another way than by its start or its end:
+    for those who follow it."""
 
 
 class Subscription(Protocol):
@@ -368,7 +369,9 @@ class Store(Protocol):
     # --- clients
 
     async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
-        """Makes runs, in order; the answer has one item for each. Two of one id in one call are one run."""
+        """Makes runs, in order; the answer has one item for each. Two of one id in one call are one run.
+
+        The first run of a group sets its limit, for as long as any run of it is there; one that was set stands."""
         ...
 
     async def signal(self, signal: Signal) -> None:
@@ -468,7 +471,8 @@ class Store(Protocol):
         """Sets what holds for a scope from now on, as a new revision if it differs; returns what holds.
 
         `declared` says that code asks for it: then it is set only if nothing was ever set for the scope, and otherwise
-        what is stored stands. Lowering a limit takes nothing from runs that are running."""
+        what is stored stands. Lowering a limit takes nothing from runs that are running; those of a group that have
+        begun and come again wait for their turn. The limit of a group is for each queue, its rate for all together."""
         ...
 
     async def pause(self, scope: Scope, who: str, *, paused: bool = True) -> LimitRecord:

@@ -31,3 +31,8 @@ def hang(path: str) -> None:
 def hang_for_a_while(path: str) -> None:
     Path(path).write_text(str(os.getpid()), encoding="utf-8")
     time.sleep(600)
+
+
+@step(process=True)
+def leave(interrupted: bool) -> None:
+    raise KeyboardInterrupt if interrupted else SystemExit(3)

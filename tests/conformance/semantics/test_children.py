@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from perdure import sleep, wait_signal
+from perdure import State, sleep, step, wait_signal
 from perdure.errors import RunFailed, RunNotFound
 
 from .conftest import Explore, Play
@@ -200,3 +201,84 @@ async def test_a_client_waits_for_a_result_for_so_long(play: Play) -> None:
             await run.result(timeout=0.01)
         with pytest.raises(RunNotFound):
             await app.run("nobody").result()
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("way", ["run", "result", "batch"])
+async def test_a_step_can_not_wait_for_a_run_with_its_slot_in_hand(play: Play, way: str, sync: bool) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child(n: int) -> int:
+        return n
+
+    async def asked() -> Any:
+        if way == "run":
+            return await child.run(1)
+        if way == "result":
+            return await (await child.start(1)).result()
+        return await (await child.start_batch([1])).result()
+
+    @step
+    async def ask() -> Any:
+        return await asked()
+
+    @step
+    def ask_sync() -> Any:
+        if way == "run":
+            return child.run(1).wait()
+        if way == "result":
+            return child.start(1).wait().result().wait()
+        return child.start_batch([1]).wait().result().wait()
+
+    @app.workflow
+    async def parent() -> Any:
+        return await (ask_sync if sync else ask)()
+
+    async with play(app, concurrency=1) as sandbox:
+        with pytest.raises(RunFailed, match=r"WouldDeadlock: .* in a step would wait with a slot"):
+            await parent.run()
+        await sandbox.settle()
+        ended = [] if way == "run" else [State.SUCCEEDED]
+        assert [run.state for run in await app.runs(workflow="child")] == ended
+
+
+async def test_a_step_may_read_the_result_of_a_run_that_has_ended_or_wait_for_a_while(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child(n: int) -> int:
+        return n
+
+    @step
+    async def read(run_id: str) -> int:
+        return await child.get(run_id).result()
+
+    @step
+    async def ask() -> int:
+        return await (await child.start(2)).result(timeout=20)
+
+    @app.workflow
+    async def parent(run_id: str) -> list[int]:
+        return [await read(run_id), await ask()]
+
+    async with play(app, concurrency=2):
+        first = await child.start(1)
+        await first.result()
+        assert await parent.run(first.id) == [1, 2]
+
+
+async def test_a_thousand_children_are_awaited_together(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child(n: int) -> int:
+        return n
+
+    @app.workflow
+    async def parent() -> int:
+        runs = await child.start_many(range(1000))
+        return sum(await asyncio.gather(*(run.result() for run in runs)))
+
+    async with play(app, concurrency=50):
+        assert await parent.run() == sum(range(1000))

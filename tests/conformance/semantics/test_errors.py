@@ -136,25 +136,64 @@ async def test_an_exception_of_the_workflow_itself_is_kept_whatever_it_is(play: 
         assert type(error).__qualname__ in (await failure(play, error)).info.type
 
 
-async def test_a_step_that_exits_is_a_failure_of_its_run_alone(play: Play) -> None:
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("place", ["step", "thread", "workflow", "sync workflow"])
+async def test_code_that_exits_is_a_failure_of_its_run_alone(play: Play, error: BaseException, place: str) -> None:
     app = new_app()
 
     @step
     async def leave() -> None:
-        raise SystemExit(3)
+        raise error
+
+    @step
+    def leave_thread() -> None:
+        raise error
 
     @app.workflow
     async def flow() -> None:
-        await leave()
+        if place == "step":
+            await leave()
+        if place == "thread":
+            await leave_thread()
+        raise error
+
+    @app.workflow
+    def sync_flow() -> None:
+        raise error
 
     @app.workflow
     async def other() -> str:
         return "fine"
 
     async with play(app):
-        with pytest.raises(RunFailed, match="SystemExit"):
-            await flow.run()
+        with pytest.raises(RunFailed, match=type(error).__name__):
+            await (sync_flow if place == "sync workflow" else flow).run()
         assert await other.run() == "fine"
+
+
+async def test_each_traceback_is_told_once_however_many_runs_it_comes_through(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child() -> None:
+        raise Declined(51, "insufficient funds")
+
+    @app.workflow
+    async def parent() -> None:
+        await child.run()
+
+    @app.workflow
+    async def grandparent() -> None:
+        await parent.run()
+
+    async with play(app):
+        with pytest.raises(RunFailed) as failure:
+            await grandparent.run()
+        text = str(failure.value)
+        for line in ('raise Declined(51, "insufficient funds")', "await child.run()", "await parent.run()"):
+            assert text.count(line) == 1
+        assert failure.value.summary.count("insufficient funds") == 1
+        assert "Traceback" not in failure.value.info.message
 
 
 async def test_a_childs_failure_is_raised_in_its_parent_at_first_and_on_replay(play: Play) -> None:

@@ -17,6 +17,24 @@ from .kit import Gate, new_app, replay
 pytestmark = pytest.mark.anyio
 
 
+async def test_changes_of_state_are_pushed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.client._POLL", 3600.0)
+    app, states = new_app(), list[str]()
+
+    @app.workflow
+    async def flow() -> None:
+        await wait_signal("go")
+
+    async with play(app) as sandbox, asyncio.timeout(20):
+        run = await flow.start()
+        await sandbox.settle()
+        async for change in run.watch():
+            states.append(change.state)
+            if change.state is State.WAITING:
+                await run.signal("go")
+    assert (states[0], states[-1]) == ("waiting", "succeeded")
+
+
 async def test_progress_is_told_and_the_last_word_is_kept(play: Play) -> None:
     app, gate = new_app(), Gate()
 

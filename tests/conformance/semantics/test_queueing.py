@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from perdure import App, State, current_run, sleep, step, wait_signal
+from perdure import App, Retry, State, current_run, sleep, step, wait_signal
+from perdure.errors import RunFailed
 from perdure.model import LimitRecord, Limits
 
 from .conftest import Play
@@ -123,22 +124,85 @@ async def test_why_names_the_run_that_has_the_place(play: Play) -> None:
         assert [run.id for run in await app.runs(group="customer-7")] == [second.id, first.id]
 
 
-async def test_a_child_that_waits_for_the_place_of_its_parent_says_so(play: Play) -> None:
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_a_run_that_keeps_its_place_can_not_wait_for_a_child_in_its_group(play: Play, limit: int) -> None:
     app = new_app()
 
-    @app.workflow(group="one")
+    @app.workflow(group="one", group_limit=limit)
     async def child() -> int:
         return 1
 
+    @app.workflow(group="one", group_limit=limit, retry=Retry(attempts=5, delay=3600))
+    async def parent(apart: bool) -> int:
+        if not apart:
+            return await child.run()
+        run = await child.options(delay=1).start()
+        return await run.result()
+
+    async with play(app) as sandbox:
+        run = await parent.start(False)
+        with pytest.raises(RunFailed, match=r"keeps its place in group one .* group_keep=False") as failure:
+            await run.result()
+        assert failure.value.info.type == "perdure.errors:WouldDeadlock"
+        assert await app.runs(workflow="child") == []
+        run = await parent.start(True)
+        with pytest.raises(RunFailed, match="WouldDeadlock"):
+            await run.result()
+        await sandbox.advance(seconds=1)
+        assert [each.state for each in await app.runs(workflow="child")] == [State.SUCCEEDED]
+
+
+async def test_a_run_that_keeps_its_place_can_not_wait_for_any_other_run_of_its_group(play: Play) -> None:
+    app = new_app()
+
     @app.workflow(group="one")
+    async def flow(other: str) -> int:
+        return 1 if not other else await app.run(other).result()
+
+    async with play(app) as sandbox:
+        first = await flow.start("")
+        await sandbox.settle()
+        assert await (await flow.start(first.id)).result() == 1
+        waits, later = await flow.options(delay=1).start_many(["later", ""], ids=["waits", "later"])
+        await sandbox.advance(seconds=1)
+        with pytest.raises(RunFailed, match=r"WouldDeadlock: run waits keeps its place .* run later, which is of that"):
+            await waits.result()
+        assert await later.result() == 1
+
+
+@pytest.mark.parametrize(
+    ("keep", "queue", "group"), [(True, "default", "two"), (True, "other", "one"), (False, "default", "one")]
+)
+async def test_a_child_elsewhere_or_of_a_run_that_gives_up_its_place_can_be_waited_for(
+    play: Play, keep: bool, queue: str, group: str
+) -> None:
+    app = new_app()
+
+    @app.workflow(queue=queue, group=group)
+    async def child() -> int:
+        return 1
+
+    @app.workflow(group="one", group_keep=keep)
     async def parent() -> int:
         return await child.run()
 
+    async with play(app):
+        assert await parent.run() == 1
+
+
+async def test_a_run_may_start_others_of_its_group_to_come_after_it(play: Play) -> None:
+    app, order = new_app(), list[int]()
+
+    @app.workflow(group="one")
+    async def flow(n: int) -> None:
+        if n < 3:
+            await flow.start(n + 1)
+        order.append(n)
+
     async with play(app) as sandbox:
-        run = await parent.start()
+        await flow.start(0)
         await sandbox.settle()
-        [status] = await app.runs(workflow="child")
-        assert await app.run(status.id).why() == f"is held: group one is full (1 of 1: run {run.id})"
+    assert order == [0, 1, 2, 3]
 
 
 # --- limits

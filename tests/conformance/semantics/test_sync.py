@@ -234,6 +234,20 @@ async def test_an_exception_comes_out_of_a_process_as_itself(play: Play) -> None
         assert await flow.run(3) == "not 3"
 
 
+@pytest.mark.usefixtures("importable")
+async def test_a_step_in_a_process_that_exits_is_a_failure_as_well(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(interrupted: bool) -> None:
+        await jobs.leave(interrupted)
+
+    async with play(app):
+        for interrupted in (False, True):
+            with pytest.raises(RunFailed, match="KeyboardInterrupt" if interrupted else "SystemExit"):
+                await flow.run(interrupted)
+
+
 async def gone(process: int) -> None:
     async with asyncio.timeout(10):
         while Path(f"/proc/{process}").exists():

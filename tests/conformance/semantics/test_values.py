@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -13,8 +15,8 @@ import msgspec
 import pydantic
 import pytest
 
-from perdure import Retry, step, wait_signal
-from perdure.errors import EncodingError, RunFailed, ValueTooLarge
+from perdure import Retry, progress, step, wait_signal
+from perdure.errors import DefinitionError, EncodingError, InvalidInput, RunFailed, ValueTooLarge
 
 from .conftest import Play
 from .kit import Gate, deploy, keys, new_app, replay, state
@@ -280,3 +282,110 @@ async def test_a_run_of_a_workflow_that_nobody_knows_waits_for_one_who_does(play
         assert "no live worker" in await run.why()
         await deploy(sandbox, app)
         assert await run.result() == "ran"
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\ud800b"], ids=["nul", "surrogate"])
+async def test_what_not_every_store_could_keep_is_refused_wherever_it_comes_in(play: Play, text: str) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> None:
+        await wait_signal("go")
+
+    filters = ("workflow", "queue", "parent", "group", "batch", "cause")
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        calls: list[Callable[[], Any]] = [
+            *(partial(flow.options, **{name: text}) for name in ("id", "queue", "group", "session", "unique")),
+            lambda: flow.options(labels={text: "x"}),
+            lambda: flow.options(labels={"x": text}),
+            lambda: flow.get(text),
+            lambda: flow.get_batch(text),
+            lambda: app.run(text),
+            lambda: app.batch(text),
+            *(partial(app.runs, **{name: text}) for name in filters),
+            lambda: app.runs(labels={text: "x"}),
+            lambda: app.runs(labels={"x": text}),
+            lambda: app.failures(workflow=text),
+            lambda: app.retry_failed(cause=text),
+            lambda: app.prune(workflow=text, count=1),
+            lambda: run.cancel(text),
+            lambda: run.retry(from_step=text),
+            lambda: run.label(**{text: None}),
+            lambda: app.limits.set(queue=text, running=1),
+            lambda: app.limits.set(running=1, who=text),
+            lambda: app.limits.pause(group=text),
+            lambda: app.schedules.pause(text),
+            lambda: app.schedules.remove(text),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidInput):
+                call()
+        with pytest.raises(DefinitionError):
+            run.signal(text)
+        assert await state(run) == "waiting"
+
+
+async def test_a_nul_in_a_value_is_as_good_as_any_character(play: Play) -> None:
+    app = new_app()
+
+    @step
+    async def echo(text: str) -> str:
+        return text
+
+    @step
+    async def fail(text: str) -> None:
+        raise ValueError(text)
+
+    @app.workflow
+    async def flow(text: str) -> dict[str, str]:
+        progress(1, note=text)
+        sent = await wait_signal("go", str)
+        try:
+            await fail(text)
+        except ValueError as error:
+            return {await echo(text): f"{error}{sent}"}
+        return {}
+
+    async with play(app) as sandbox:
+        run = await flow.start("\0")
+        await sandbox.settle()
+        await replay(sandbox)
+        await run.signal("go", "\0")
+        assert await run.result() == {"\0": "\0\0"}
+        assert (await run.status()).progress["note"] == "\0"
+        assert [event.value for event in await run.history() if event.key == "echo"] == ["\0"]
+
+
+@pytest.mark.parametrize("where", ["input", "signal", "step", "result", "progress"])
+async def test_a_lone_surrogate_in_a_value_is_refused_where_it_is_given(play: Play, where: str) -> None:
+    app, text = new_app(), "\ud800"
+
+    @step
+    async def echo() -> str:
+        return text
+
+    @app.workflow
+    async def flow(given: str) -> str:
+        if where == "step":
+            await echo()
+        if where == "progress":
+            progress(1, note=text)
+        await wait_signal("go", str)
+        return text
+
+    async with play(app):
+        if where == "input":
+            with pytest.raises(EncodingError, match="lone surrogates"):
+                await flow.start(text)
+            return
+        run = await flow.start("")
+        if where == "signal":
+            with pytest.raises(EncodingError, match="lone surrogates"):
+                await run.signal("go", text)
+            return
+        if where == "result":
+            await run.signal("go", "")
+        with pytest.raises(RunFailed, match="lone surrogates"):
+            await run.result()

@@ -23,6 +23,25 @@ class Approval:
     at: datetime
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_sleep_is_shown_as_over_when_it_is(play: Play, cancelled: bool) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> None:
+        await sleep(60)
+        await sleep(60)
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.advance(seconds=90)
+        assert [event.outcome for event in await run.history()] == ["ok", "open"]
+        if cancelled:
+            await run.cancel()
+        await sandbox.advance(seconds=60)
+        assert [event.outcome for event in await run.history()] == ["ok", "open" if cancelled else "ok"]
+
+
 async def test_a_sleep_takes_its_time_across_crashes(play: Play) -> None:
     app = new_app()
 

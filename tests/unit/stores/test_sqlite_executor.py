@@ -203,10 +203,17 @@ def test_a_thread_that_ends_all_the_same_leaves_nobody_waiting(
         executor.run_blocking(keep(2))
 
 
+def waiting_for_the_lock(file: Location) -> tuple[Executor, threading.Event]:
+    """An executor, and whether it has come to ask for a lock."""
+    connection, asks = connect(file), threading.Event()
+    connection.set_trace_callback(lambda sql: asks.set() if sql == "BEGIN IMMEDIATE" else None)
+    return Executor(connection, "test", begin="BEGIN IMMEDIATE", busy_timeout=60_000, clock=None), asks
+
+
 def test_closing_does_not_wait_for_a_file_that_somebody_locks(file: Location) -> None:
     other = connect(file)
     other.execute("BEGIN IMMEDIATE")
-    executor = Executor(connect(file), "test", begin="BEGIN IMMEDIATE", busy_timeout=60_000, clock=None)
+    executor, asks = waiting_for_the_lock(file)
     failed: list[BaseException] = []
 
     def write() -> None:
@@ -217,7 +224,7 @@ def test_closing_does_not_wait_for_a_file_that_somebody_locks(file: Location) ->
 
     writing = threading.Thread(target=write)
     writing.start()
-    time.sleep(0.2)
+    assert asks.wait(10)
     start = time.monotonic()
     executor.close()
     assert time.monotonic() - start < 10
@@ -229,15 +236,14 @@ def test_closing_does_not_wait_for_a_file_that_somebody_locks(file: Location) ->
 def test_closing_waits_for_a_lock_that_is_soon_free(file: Location) -> None:
     other = connect(file)
     other.execute("BEGIN IMMEDIATE")
-    executor = Executor(connect(file), "test", begin="BEGIN IMMEDIATE", busy_timeout=60_000, clock=None)
+    executor, asks = waiting_for_the_lock(file)
 
     async def write() -> int:
         writing = asyncio.ensure_future(executor.run(keep(1)))
-        await asyncio.sleep(0.05)
-        closing = asyncio.create_task(asyncio.to_thread(executor.close))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(asks.wait, 10)
+        executor.end()  # which is how closing begins
         other.execute("COMMIT")
-        await closing
+        await asyncio.to_thread(executor.close)
         return await writing
 
     assert asyncio.run(write()) == 1

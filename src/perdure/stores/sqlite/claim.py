@@ -93,10 +93,13 @@ def _claim_by_turns(transaction: Transaction, params: dict[str, int], slots: int
 
 
 def _claim_within_budgets(transaction: Transaction, params: dict[str, int], slots: int, after: str) -> None:
-    for _ in range(_ROUNDS):
+    for more_rounds in reversed(range(_ROUNDS)):
         survey = _survey(transaction, params["worker"], slots, after)
         picked = survey.pick
-        _put_off(transaction, picked.late, survey.left)
+        if picked.late:
+            _put_off(transaction, picked.late, survey.left)
+            if more_rounds:
+                continue  # what stood behind them in their lanes may come before what was picked
         taken = _take(transaction, params, picked.chosen, least=1 if params["bytes"] == CLAIM_BYTES else 0)
         if taken < len(picked.chosen):
             # The rest does not fit into the bytes of this exchange, and has not begun.
@@ -106,9 +109,9 @@ def _claim_within_budgets(transaction: Transaction, params: dict[str, int], slot
         slots -= taken
         params["token"] += taken
         after = picked.chosen[taken - 1].queue if taken else after
-        if slots <= 0 or taken < len(picked.chosen) or not (taken or picked.late):
+        if slots <= 0 or not taken or taken < len(picked.chosen):
             return
-        if taken:
+        if more_rounds:
             claimed = {"runs": encode([head.run for head in picked.chosen]), "page": PAGE}
             params["bytes"] -= transaction.row(_SQL["size"], claimed)[0]
 

@@ -25,12 +25,12 @@ def deliver(transaction: Transaction, signal: Signal) -> None:
     if transaction.first(_SQL["delivered"], {"run": run, "id": signal.id}) is not None:
         return
     if state.final:
-        raise RunEnded(f"run {signal.run_id} is {state}: it takes no signals any more")
+        raise RunEnded(f"run {signal.run_id} has ended ({state}): it takes no signals any more")
     message = {"run": run, "id": signal.id, "name": signal.name, "body": signal.body}
     transaction.change(_SQL["deliver"], message)
     woken = state is State.WAITING and transaction.change(_SQL["wake"], {"run": run, "name": signal.name})
     if woken or state is State.RUNNING:
-        transaction.tell.add(Topic.WORK)
+        transaction.tell |= {Topic.WORK, Topic.STATUS}
 
 
 def cancel(transaction: Transaction, run_id: str, reason: str, *, children: bool) -> State:
@@ -93,7 +93,7 @@ def _again(transaction: Transaction, runs: str) -> None:
     transaction.change(_SQL["drop_outcomes"], {"runs": runs})
     transaction.change(_SQL["drop_failures"], {"runs": runs})
     transaction.change(_SQL["again"], {"runs": runs})
-    transaction.tell.add(Topic.WORK)
+    transaction.tell |= {Topic.WORK, Topic.STATUS}
 
 
 def find_run(transaction: Transaction, run_id: str) -> tuple[int, State]:
@@ -113,7 +113,7 @@ def _stop(transaction: Transaction, roots: str, reason: str, *, children: bool) 
 def _ask(transaction: Transaction, running: list[int], reason: str, *, overdue: bool = False) -> None:
     if running:
         transaction.change(_SQL["ask"], {"runs": encode(running), "reason": reason, "overdue": overdue})
-        transaction.tell.add(Topic.WORK)
+        transaction.tell |= {Topic.WORK, Topic.STATUS}
 
 
 def _tree(transaction: Transaction, roots: str, *, children: bool) -> tuple[list[int], list[int]]:

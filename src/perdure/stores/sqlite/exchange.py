@@ -107,6 +107,8 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
         if strict:
             left_over = outlook(transaction, exchange.worker)
     reply, left = _reply(transaction, exchange, head, left_over)
+    if reply.claims or exchange.settles or ready:
+        transaction.tell.add(Topic.STATUS)
     # What settles frees its share of a limit, for which runs of others may wait.
     if left and (ready or (head.limited and exchange.settles)):
         transaction.tell.add(Topic.WORK)

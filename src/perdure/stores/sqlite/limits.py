@@ -142,7 +142,7 @@ def _revise(transaction: Transaction, scope: Scope, old: _Stored, new: _Stored, 
             "rate_period": rate and rate.period,
             "rate_burst": rate and rate.burst,
             "debt": new.debt if rate else 0,
-            "debt_at": new.debt_at,
+            "debt_at": new.debt_at if rate else 0,
             "chosen": new.chosen,
             "paused": new.paused,
             "revision": cursor.lastrowid,
@@ -151,8 +151,8 @@ def _revise(transaction: Transaction, scope: Scope, old: _Stored, new: _Stored, 
     if scope.kind is ScopeKind.GROUP:
         group = {"name": scope.name, "running": new.limits.running, "paused": new.paused}
         transaction.change(_SQL["groups"], group)
-        if old.limits.rate != new.limits.rate:
-            transaction.change(_SQL["rate_changed"], {"name": scope.name, "now": transaction.now})
+        if old.limits.rate != rate:
+            transaction.change(_SQL["let_in"], {"name": scope.name})
     elif old.paused != new.paused:
         transaction.change(_SQL["pause_lanes"], {})
         if new.paused:

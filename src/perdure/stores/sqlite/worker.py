@@ -46,7 +46,7 @@ def register(transaction: Transaction, worker: Registration) -> int:
 def retire(transaction: Transaction, worker: int) -> None:
     """Ends an incarnation in good order: what it owns is queued again and not counted."""
     if transaction.change(_SQL["hand_back"], {"worker": worker}):
-        transaction.tell.add(Topic.WORK)
+        transaction.tell |= {Topic.WORK, Topic.STATUS}
     _forget(transaction, encode([worker]))
 
 
@@ -74,7 +74,7 @@ def _take_back(transaction: Transaction, workers: str) -> int:
         finish = take_numbers(transaction, len(verdicts)) if errors else 0
         params = {"runs": encode(verdicts), "now": transaction.now, "finish": finish}
         transaction.change(_SQL["take_back"], params)
-        transaction.tell.add(Topic.WORK)
+        transaction.tell |= {Topic.WORK, Topic.STATUS}
     _forget(transaction, workers)
     return len(runs)
 

@@ -270,8 +270,9 @@ WHERE seq IN (SELECT value FROM json_each(:runs))
     );
 
 -- name: promote
--- Queues runs whose timer is due, a bounded number. Uses run_timer.
-UPDATE run SET state = 'queued', wake_at = NULL, held = NULL
+-- Queues runs whose timer is due, a bounded number. One that was put off may have been sent into its line by a run of
+-- its group that came before it here: then it is queued, and held. Uses run_timer.
+UPDATE run SET state = 'queued', wake_at = NULL, held = CASE WHEN state = 'queued' THEN held END
 WHERE seq IN (SELECT seq FROM run WHERE wake_at <= :now ORDER BY wake_at LIMIT :limit);
 
 -- name: overdue

@@ -25,10 +25,11 @@ VALUES (:kind, :name, :who, :now, :old, :new, :was_paused, :paused);
 -- Tells the groups of a name what holds for them; fires grp_changed. Uses the unique index of grp.
 UPDATE grp SET most = coalesce(:running, asked), paused = :paused WHERE key = :name;
 
--- name: rate_changed
--- Lets the runs that the rate of their groups put off come at once: they find what holds now. Uses the unique index of
--- grp, and run_put_off.
-UPDATE run SET wake_at = :now
+-- name: let_in
+-- Queues the runs that the rate of their groups has put off: whoever comes to them looks at the rate that holds now.
+-- One that a run before it has sent into its line on the way is queued already, and held. Uses the unique index of grp,
+-- and run_put_off.
+UPDATE run SET state = 'queued', wake_at = NULL, held = CASE WHEN state = 'queued' THEN held END
 WHERE held = 'rate' AND grp IN (SELECT id FROM grp WHERE key = :name);
 
 -- name: pause_lanes

@@ -1,0 +1,15 @@
+"""Numbers in sentences."""
+
+from __future__ import annotations
+
+_OF_MANY = {"is": "are", "has": "have"}
+
+
+def counted(count: int, what: str) -> str:
+    """So many of something, which is named in the singular: "1 run", "1,200 runs"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def does(count: int, verb: str) -> str:
+    """The verb, given as for one, that goes with so many."""
+    return verb if count == 1 else _OF_MANY.get(verb, verb.removesuffix("s"))
