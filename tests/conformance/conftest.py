@@ -24,6 +24,8 @@ class Backend:
     open: Callable[[Path, ManualClock], Store]
     shared: bool = True
     """Whether a database can be opened twice."""
+    examples: int = 100
+    """How many examples of the model-based test: fewer where a new database takes its time."""
 
 
 def _postgres(path: Path, clock: ManualClock) -> Store:
@@ -33,7 +35,7 @@ def _postgres(path: Path, clock: ManualClock) -> Store:
 STORES = {
     "sqlite": Backend(lambda path, clock: open_store(f"sqlite:///{path}/perdure.db", now=clock.now)),
     "sqlite-memory": Backend(lambda _, clock: open_store("sqlite:///:memory:", now=clock.now), shared=False),
-    "postgres": Backend(_postgres),
+    "postgres": Backend(_postgres, examples=25),
 }
 
 

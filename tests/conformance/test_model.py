@@ -476,7 +476,7 @@ def test_a_store_does_what_the_model_does(backend: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=100,
+            max_examples=STORES[backend].examples,
             stateful_step_count=60,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],

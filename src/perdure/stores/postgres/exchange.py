@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from perdure.model import (
     DEADLINE_PASSED,
@@ -180,7 +179,6 @@ _NO_MOVES = [None] * 7
 def _saves(saves: Sequence[Save]) -> list[Any]:
     if not saves:
         return _NO_SAVES
-    saves = _last_of_each(saves)
     checkpoints = [save.checkpoint for save in saves]
     starting = [(place, save.starts) for place, save in enumerate(saves, 1) if save.starts is not None]
     consumes = [save.consumes for save in saves]
@@ -199,19 +197,6 @@ def _saves(saves: Sequence[Save]) -> list[Any]:
         encode([start for _, start in starting]) if starting else None,
         [place for place, _ in starting] if starting else None,
     ]
-
-
-def _last_of_each(saves: Sequence[Save]) -> Sequence[Save]:
-    """One statement keeps a checkpoint once: of several words about it the last one, with what the others did."""
-    kept: dict[tuple[Any, str], Save] = {}
-    for save in saves:
-        place = save.ref, save.checkpoint.key
-        before = kept.pop(place, None)
-        if before is None or before.token != save.token:
-            kept[place] = save
-        else:
-            kept[place] = replace(save, consumes=save.consumes or before.consumes, starts=save.starts or before.starts)
-    return saves if len(kept) == len(saves) else list(kept.values())
 
 
 def _settles(settles: Iterable[Settle]) -> list[Any]:

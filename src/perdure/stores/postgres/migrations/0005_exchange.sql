@@ -240,6 +240,7 @@ DECLARE
     _late bigint;
     _weight bigint;
     _lacks_room boolean;
+    _reseated boolean := false;
     _progress boolean;
 BEGIN
     claimed := 0;
@@ -453,17 +454,18 @@ BEGIN
             -- Seats go on to others, and those of new sessions are the worker's.
             PERFORM reseat(_now, _touched);
             _touched := '{}';
-            more := more OR EXISTS (
-                SELECT 1 FROM unnest(_lanes) AS a (lane)
-                JOIN live AS l ON l.lane = a.lane AND l.owner = _worker AND l.state = 'queued' AND l.held IS NULL
-            );
+            _reseated := true;
         END IF;
         EXIT WHEN claimed >= _slots OR NOT _progress;
     END LOOP;
     UPDATE scope AS s SET debt = b.debt, debt_at = b.at
     FROM unnest(_budgets.kinds, _budgets.names, _debts, _debts_at) AS b (kind, name, debt, at)
     WHERE s.kind = b.kind AND s.name = b.name AND (s.debt, s.debt_at) IS DISTINCT FROM (b.debt, b.at);
-    IF _lacks_room THEN
+    IF _reseated AND NOT more THEN
+        -- Among those that have come forward one may begin.
+        SELECT c.more, c.opens_at INTO more, opens_at
+        FROM claim_within(_now, _worker, _lanes, 0, _after, _first, _bytes) AS c;
+    ELSIF _lacks_room THEN
         -- One that owns as many sessions as it may looks again when it gives one up.
         SELECT s.idle_until INTO _keeps_until FROM session AS s
         WHERE s.owner = _worker AND s.idle_until IS NOT NULL ORDER BY s.idle_until LIMIT 1;
@@ -789,13 +791,16 @@ BEGIN
                 _save_digests, _save_ats, _save_begun
             ) WITH ORDINALITY AS e (ref, token, key, kind, outcome, body, attempts, digest, at, begun, place)
             JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND l.state = 'running'
-            ORDER BY e.place
+        ),
+        latest AS (
+            -- Of several words about one checkpoint the last one.
+            SELECT DISTINCT ON (n.ref, n.key) n.* FROM named AS n ORDER BY n.ref, n.key, n.place DESC
         ),
         kept AS (
             INSERT INTO checkpoint AS c (run, position, key, kind, outcome, attempts, digest, at, started_at, saved_at, body)
             SELECT
                 n.ref, nextval('position'), n.key, n.kind, n.outcome, n.attempts, n.digest, n.at, n.begun, now, n.body
-            FROM named AS n
+            FROM (SELECT * FROM latest ORDER BY place) AS n
             ON CONFLICT (run, key) DO UPDATE SET
                 position = excluded.position, kind = excluded.kind, outcome = excluded.outcome,
                 attempts = excluded.attempts, digest = excluded.digest, at = excluded.at,
@@ -976,6 +981,11 @@ BEGIN
         -- Nothing has changed that would have to be looked at once more.
         next_at := least(_head.timer, _head.deadline, _head.slot);
         more := _more;
+        IF _more AND (_head.limited OR (_head.sessions > 0 AND any_ready(_open, ARRAY[-1]))) THEN
+            _strict := true;
+            more := false;
+            SELECT c.* INTO _outlook FROM claim_within(now, _worker, _open, 0, _after, _first, _bytes) AS c;
+        END IF;
     ELSE
         SELECT
             least(
