@@ -32,6 +32,7 @@ def test_migrations_are_numbered_without_gaps() -> None:
 @pytest.mark.parametrize(
     "file",
     [
+        "claim",
         "control",
         "enqueue",
         "exchange",
@@ -107,7 +108,7 @@ def plan_of_text(sql: str, params: dict[str, object], path: Path) -> str:
 
 def test_a_claim_walks_the_ready_index_and_no_table(tmp_path: Path) -> None:
     params = dict.fromkeys(("worker", "slots", "after"), 1)
-    plan = plan_of("exchange", "turns", {**params}, tmp_path)
+    plan = plan_of("claim", "turns", {**params}, tmp_path)
     assert "SEARCH q USING COVERING INDEX run_ready (lane=? AND owner=?)" in plan or (
         "SEARCH q USING INDEX run_ready (lane=? AND owner=?)" in plan
     )
@@ -177,12 +178,12 @@ def test_counts_walk_no_runs_that_are_queued_or_running_or_have_ended(tmp_path: 
 
 
 def test_a_claim_within_budgets_reads_heads_of_lanes_and_no_table(tmp_path: Path) -> None:
-    plan = plan_of("exchange", "heads", {"worker": 1, "least": -1, "slots": 3}, tmp_path)
+    plan = plan_of("claim", "heads", {"worker": 1, "least": -1, "slots": 3}, tmp_path)
     assert "run_ready (lane=? AND owner=?)" in plan
     assert not [line for line in plan.splitlines() if line.startswith("SCAN") and line.split()[1] in ("run", "r", "q")]
-    assert plan_of("exchange", "running", {}, tmp_path) == "SCAN lane"
-    assert "scope_budget" in plan_of("exchange", "budgets", {"groups": "[]"}, tmp_path)
-    ahead = plan_of("exchange", "ahead", {"runs": "[]", "most": 1}, tmp_path)
+    assert plan_of("claim", "running", {}, tmp_path) == "SCAN lane"
+    assert "scope_budget" in plan_of("claim", "budgets", {"groups": "[]"}, tmp_path)
+    ahead = plan_of("claim", "ahead", {"runs": "[]", "most": 1}, tmp_path)
     assert "run_put_off (grp=? AND priority<?)" in ahead
     assert "run_put_off (grp=? AND priority=? AND place<?)" in ahead
 

@@ -18,7 +18,7 @@ _ROUNDS = 8
 _MOST_AHEAD = 500
 """How many that were put off before are counted, for the time until which another one is."""
 
-_SQL = load("exchange")
+_SQL = load("claim")
 _Heads = msgspec.json.Decoder(list[Head])
 _Ahead = msgspec.json.Decoder(dict[int, int])
 

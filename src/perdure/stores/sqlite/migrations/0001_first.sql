@@ -8,8 +8,8 @@ CREATE TABLE lane (
     workflow TEXT NOT NULL,
     version TEXT NOT NULL,                -- that its runs are pinned to; '' when any will do
     paused INTEGER NOT NULL DEFAULT 0,    -- whether its queue, its workflow or the namespace is paused
-    -- How many runs it has, and how many of them are running or have ended, so that counting does not walk these: whoever
-    -- makes runs adds them, and triggers do the rest.
+    -- How many runs it has, and how many of them are running or have ended, so that counting does not walk these:
+    -- whoever makes runs adds them, and triggers do the rest.
     runs INTEGER NOT NULL DEFAULT 0,
     running INTEGER NOT NULL DEFAULT 0,
     succeeded INTEGER NOT NULL DEFAULT 0,
@@ -444,7 +444,9 @@ BEGIN
     );
     UPDATE grp SET most = most
     WHERE id = old.grp
-        AND EXISTS (SELECT 1 FROM run AS h INDEXED BY run_over WHERE h.grp = old.grp AND h.slot = 1 AND h.held = 'group');
+        AND EXISTS (
+            SELECT 1 FROM run AS h INDEXED BY run_over WHERE h.grp = old.grp AND h.slot = 1 AND h.held = 'group'
+        );
     DELETE FROM grp WHERE id = old.grp AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.grp = old.grp);
 END;
 

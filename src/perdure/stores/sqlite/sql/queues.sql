@@ -1,10 +1,10 @@
 -- What is in the queues. Reads only; no statement here walks runs that ended longer ago than a minute.
 
 -- name: report
--- One row for each lane and for each kind of what is live in it or has ended lately, and whether a live worker serves the
--- queue; what is ready in a lane that is paused, in a session that has an owner, or in a lane that no live worker serves
--- is told apart. Walks the workers and the lanes. Counts by run_ready, run_away, run_line, run_over, run_holder and
--- run_seat; of what is ready it looks at the first run of each priority, skipping from one to the next; halves
+-- One row for each lane and for each kind of what is live in it or has ended lately, and whether a live worker serves
+-- the queue; what is ready in a lane that is paused, in a session that has an owner, or in a lane that no live worker
+-- serves is told apart. Walks the workers and the lanes. Counts by run_ready, run_away, run_line, run_over, run_holder
+-- and run_seat; of what is ready it looks at the first run of each priority, skipping from one to the next; halves
 -- run_prunable until it finds where the last minute begins.
 WITH RECURSIVE
 span (lane, state, low, high) AS (
