@@ -85,7 +85,7 @@ async def measure(target: Target, shape: Shape, repeat: int) -> Report:
     """Measures floor and engine in turns, so that a machine that gets slower does so for both; medians count."""
     await _round(target.url, replace(shape, runs=min(shape.runs, _WARM_UP)))
     rounds = [await _round(target.url, shape) for _ in range(repeat)]
-    floors, engines = (median(rates) for rates in zip(*rounds, strict=True))
+    floors, engines, calls = (median(figures) for figures in zip(*rounds, strict=True))
     return Report(
         "drain",
         target.url,
@@ -94,15 +94,18 @@ async def measure(target: Target, shape: Shape, repeat: int) -> Report:
             "per_second": round(engines, 1),
             "floor_per_second": round(floors, 1),
             "share_of_floor": round(engines / floors, 3),
-            "rounds": [{"floor": round(floor, 1), "engine": round(engine, 1)} for floor, engine in rounds],
+            "calls_per_run": round(calls, 3),
+            "rounds": [{"floor": round(floor, 1), "engine": round(engine, 1)} for floor, engine, _ in rounds],
         },
         "Runs that one worker process ends in a second (children count as runs), and what a bare loop makes of the same"
-        " calls to the store: the share is what the engine leaves of it.",
+        " calls to the store: the share is what the engine leaves of it. A call is one statement with its commit, or a"
+        " transaction of an embedded store.",
     )
 
 
-async def _round(url: str, shape: Shape) -> tuple[float, float]:
-    """Runs per second of the bare loop and of a worker, which get the same runs on two queues."""
+async def _round(url: str, shape: Shape) -> tuple[float, float, float]:
+    """Runs per second of the bare loop and of a worker, which get the same runs on two queues, and the calls to the
+    store for each run of the worker."""
     queue, bare_queue = new_queue(), new_queue()
     payload = "x" * shape.payload_bytes
     async with App(url) as app:
@@ -119,10 +122,13 @@ async def _round(url: str, shape: Shape) -> tuple[float, float]:
             steps=shape.steps,
             children=shape.children,
         )
-        took_bare = await floor.drain(await app.client.store())
+        store = await app.client.store()
+        took_bare = await floor.drain(store)
         gc.collect()
+        calls = store.calls
         took = await _drain(app, queue, shape.concurrency, drained)
-    return shape.total / took_bare, shape.total / took
+        calls = store.calls - calls
+    return shape.total / took_bare, shape.total / took, calls / shape.total
 
 
 async def _start(drain: Workflow[[str], str], shape: Shape, payload: str) -> None:

@@ -333,6 +333,12 @@ class Store(Protocol):
     Errors of drivers leave as `StoreError` (and its kinds) only. Every method may be called from any event loop.
     """
 
+    @property
+    def calls(self) -> int:
+        """How many calls this object has made to its store, for measurements: each is one statement, or one transaction
+        of an embedded store."""
+        ...
+
     # --- lifecycle
 
     async def open(self) -> None:

@@ -29,6 +29,8 @@ class Connections:
 
     def __init__(self, location: Location) -> None:
         self.location = location
+        self.calls = 0
+        """How many were asked for."""
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
         self._lock = threading.Lock()
         self._way: Way | None = None
@@ -52,6 +54,7 @@ class Connections:
         """
         start = time.monotonic()
         tries = 1
+        self.calls += 1
         while True:
             pool = await self._pool()
             try:

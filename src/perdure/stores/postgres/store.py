@@ -53,6 +53,10 @@ class PostgresStore:
         self._work: set[WorkSubscription] = set()
         self._desk = Desk(self._db, self._look_again)
 
+    @property
+    def calls(self) -> int:
+        return self._connections.calls
+
     # --- lifecycle
 
     async def open(self) -> None:

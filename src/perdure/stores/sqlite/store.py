@@ -58,10 +58,15 @@ class SqliteStore:
     def __init__(self, location: Location, *, now: Callable[[], Millis] | None = None) -> None:
         self._location = location
         self._clock = now
+        self._calls = 0
         self._opening = threading.Lock()
         self._writer: Executor | None = None
         self._reader: Executor | None = None
         self._wakeups: Wakeups | None = None
+
+    @property
+    def calls(self) -> int:
+        return self._calls
 
     # --- lifecycle
 
@@ -300,9 +305,11 @@ class SqliteStore:
     # --- the two threads
 
     async def _write(self, operation: Operation[T]) -> T:
+        self._calls += 1
         return await self._executor(self._writer).run(operation)
 
     async def _read(self, operation: Operation[T]) -> T:
+        self._calls += 1
         return await self._executor(self._reader).run(operation)
 
     def _executor(self, executor: Executor | None) -> Executor:

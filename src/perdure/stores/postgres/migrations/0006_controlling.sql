@@ -33,7 +33,7 @@ BEGIN
     IF _state NOT IN ('scheduled', 'queued', 'running', 'waiting') OR NOT EXISTS (SELECT 1 FROM live AS l WHERE l.seq = _run)
     THEN
         SELECT f.state INTO _state FROM found(_run_id) AS f;
-        RAISE EXCEPTION 'run % is %: it takes no signals any more', _run_id, _state USING ERRCODE = 'PD002';
+        RAISE EXCEPTION 'run % has ended (%): it takes no signals any more', _run_id, _state USING ERRCODE = 'PD002';
     END IF;
     INSERT INTO signal (run, position, id, name, body)
     SELECT _run, coalesce(max(s.position), 0) + 1, _id, _name, _body FROM signal AS s WHERE s.run = _run;

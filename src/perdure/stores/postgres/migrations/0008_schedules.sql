@@ -199,13 +199,14 @@ BEGIN
         kind, name, running, rate_count, rate_period, rate_burst, debt, debt_at, budget, chosen, paused, revision, who, at
     )
     VALUES (
-        _kind, _name, _new.running, _new.count, _new.period, _new.burst, _debt, coalesce(_was.debt_at, 0),
+        _kind, _name, _new.running, _new.count, _new.period, _new.burst, _debt,
+        CASE WHEN _new.count IS NULL THEN 0 ELSE coalesce(_was.debt_at, 0) END,
         _new.count IS NOT NULL OR (_new.running IS NOT NULL AND _kind <> 'group'), _new.chosen, _new.paused, _number, _who,
         _now
     )
     ON CONFLICT (kind, name) DO UPDATE SET
         running = excluded.running, rate_count = excluded.rate_count, rate_period = excluded.rate_period,
-        rate_burst = excluded.rate_burst, debt = excluded.debt, budget = excluded.budget, chosen = excluded.chosen,
+        rate_burst = excluded.rate_burst, debt = excluded.debt, debt_at = excluded.debt_at, budget = excluded.budget, chosen = excluded.chosen,
         paused = excluded.paused, revision = excluded.revision, who = excluded.who, at = excluded.at;
     IF _kind = 'group' THEN
         WITH changed AS (
