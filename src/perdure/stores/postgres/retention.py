@@ -22,9 +22,7 @@ async def prune(db: Session, policies: Sequence[Retention], limit: int) -> int:
         endings, parents = await _due(db, policies, limit - removed)
         if not endings and not parents:
             break
-        gone, more = await db.call(
-            "prune", [seq for _, seq in endings], [finish for finish, _ in endings], parents
-        )
+        gone, more = await db.call("prune", [seq for _, seq in endings], [finish for finish, _ in endings], parents)
         removed += gone
     return removed
 
