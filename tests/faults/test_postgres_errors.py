@@ -1,4 +1,4 @@
-"""Errors of PostgreSQL in the middle of everything: what was rolled back is done again, nothing is lost or done twice."""
+"""Errors of PostgreSQL in the middle of everything: what was rolled back is done again, and nothing is done twice."""
 
 from __future__ import annotations
 
@@ -122,9 +122,7 @@ def small_disk() -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-async def test_a_disk_that_is_full_for_a_while(
-    make_world: MakeWorld, server: PostgresServer, small_disk: Path
-) -> None:
+async def test_a_disk_that_is_full_for_a_while(make_world: MakeWorld, server: PostgresServer, small_disk: Path) -> None:
     tables = small_disk / "tables"
     tables.mkdir()
     os.chown(tables, unprivileged().get("user", -1), -1)

@@ -76,7 +76,7 @@ async def test_the_pooler_is_killed_and_started_again(world: World, pooler: Pool
     for point in (100, 300, 500):
         await until(lambda point=point: world.log.count("ran") >= point, f"{point} steps were begun")
         pooler.kill()
-        with pytest.raises(StoreUnavailable, match="can't be reached|broke|closed"):
+        with pytest.raises(StoreUnavailable, match=r"can't be reached|broke|closed"):
             await world.flows.leaf.start(1)
         await asyncio.to_thread(pooler.start)
     assert await asyncio.gather(*results) == [journey_result(number) for number in range(20)]
