@@ -30,6 +30,9 @@ _MOST_TOLD = 1000
 _LONGEST_PAUSE = 1.5
 """Seconds between two tries while the store does not answer: what waits goes on within two when it is back."""
 
+_FAREWELL = 5.0
+"""Seconds that closing waits for what other event loops are at."""
+
 
 class Client:
     """Opens the store once, whatever the number of event loops and threads that use the app."""
@@ -104,8 +107,14 @@ class Client:
 
     async def close(self) -> None:
         """Closes the store; the next use opens it again."""
-        for results in list(self._results.values()):
-            await results.close()
+        here = asyncio.get_running_loop()
+        for loop, results in list(self._results.items()):
+            if loop is here:
+                await results.close()
+            elif loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(results.close(), loop)
+                # Its loop may end meanwhile, and it with the loop.
+                await asyncio.wait([asyncio.wrap_future(closing)], timeout=_FAREWELL)
         self._results.clear()
         if self._opened:
             self._opened = False
@@ -120,6 +129,8 @@ class Results:
         self._waiting: defaultdict[str, set[asyncio.Future[Ended]]] = defaultdict(set)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Those that take their leave of the store included."""
         self._unsure: set[str] = set()
         """Those of which it is to be asked whether there is such a run: new ones, and all of them from time to time."""
 
@@ -132,6 +143,8 @@ class Results:
         if self._task is None or self._task.done():
             # In a context of its own: it serves others too, and outlives the run or request that asks first.
             self._task = asyncio.get_running_loop().create_task(self._serve(), context=Context())
+            self._tasks.add(self._task)
+            self._task.add_done_callback(self._tasks.discard)
         try:
             return await future
         finally:
@@ -142,10 +155,11 @@ class Results:
                 self._unsure.discard(run_id)
 
     async def close(self) -> None:
-        if self._task is not None and self._task.get_loop() is asyncio.get_running_loop():
+        """Tells those who wait, and returns when the store is not used any more. To be called in its event loop."""
+        if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._fail(StoreError("the store was closed while results were waited for"))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail(StoreError("the store was closed while results were waited for"))
 
     async def _serve(self) -> None:
         """Asks for results whenever a wake-up comes, and from time to time, as long as somebody waits."""

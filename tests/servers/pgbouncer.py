@@ -28,21 +28,25 @@ def version() -> tuple[int, ...]:
     return tuple(int(part) for part in said.split()[1].split(".")[:2])
 
 
-@contextmanager
-def pgbouncer(url: str, *, connections: int = 3) -> Generator[str]:
-    """The URL that leads to the same database through a pooler in transaction mode, with so many connections."""
-    if PROGRAM is None:
-        raise RuntimeError("pgbouncer is not installed")
-    parts = urlsplit(url)
-    directory = Path(tempfile.mkdtemp(prefix="perdure-pgbouncer-"))
-    user = unprivileged()
-    if "user" in user and "group" in user:
-        chown(directory, user["user"], user["group"])
-    port = free_port()
-    prepared = "max_prepared_statements = 100" if version() >= (1, 21) else ""
-    (directory / "pgbouncer.ini").write_text(
-        f"""[databases]
-* = host={parts.hostname} port={parts.port}
+class Pooler:
+    """PgBouncer in transaction mode before a server, with so many connections to it; `url` leads through it to the
+    same database. It may be stopped and started again, on the same port."""
+
+    def __init__(self, url: str, *, connections: int = 3) -> None:
+        if PROGRAM is None:
+            raise RuntimeError("pgbouncer is not installed")
+        self._program = PROGRAM
+        parts = urlsplit(url)
+        self._directory = Path(tempfile.mkdtemp(prefix="perdure-pgbouncer-"))
+        self._as = unprivileged()
+        if "user" in self._as and "group" in self._as:
+            chown(self._directory, self._as["user"], self._as["group"])
+        port = free_port()
+        database = parts.path[1:]
+        prepared = "max_prepared_statements = 100" if version() >= (1, 21) else ""
+        (self._directory / "pgbouncer.ini").write_text(
+            f"""[databases]
+{database} = host={parts.hostname} port={parts.port} user={parts.username} dbname={database}
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = {port}
@@ -53,22 +57,46 @@ pool_mode = transaction
 default_pool_size = {connections}
 max_client_conn = 500
 {prepared}
-""".replace("* = ", f"{parts.path[1:]} = user={parts.username} dbname={parts.path[1:]} "),
-        encoding="utf-8",
-    )
-    log = directory / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [PROGRAM, directory / "pgbouncer.ini"], stdout=output, stderr=output, cwd=directory, **user
+""",
+            encoding="utf-8",
         )
+        self.url = urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it takes connections."""
+        log = self._directory / "log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [self._program, self._directory / "pgbouncer.ini"],
+                stdout=output,
+                stderr=output,
+                cwd=self._directory,
+                **self._as,
+            )
+        _wait_until_ready(self._process, self.url, log)
+
+    def kill(self) -> None:
+        """Ends it at once; all connections through it break."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_PATIENCE)
+            self._process = None
+
+    def remove(self) -> None:
+        self.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+@contextmanager
+def pgbouncer(url: str, *, connections: int = 3) -> Generator[str]:
+    """The URL that leads to the same database through a pooler in transaction mode, with so many connections."""
+    pooler = Pooler(url, connections=connections)
     try:
-        through = urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}"))
-        _wait_until_ready(process, through, log)
-        yield through
+        pooler.start()
+        yield pooler.url
     finally:
-        process.kill()
-        process.wait(_PATIENCE)
-        shutil.rmtree(directory, ignore_errors=True)
+        pooler.remove()
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -290,15 +290,20 @@ def unprivileged() -> User:
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
 
-@functools.cache
-def _template() -> str:
-    """The name of a database with the schema of the store."""
+def store_schema(url: str) -> str:
+    """What makes the schema of the store that a URL names."""
     from perdure.stores.postgres import parse_url
     from perdure.stores.postgres.migrate import script
     from perdure.stores.postgres.sql import migrations
 
+    return script(parse_url(url), migrations())
+
+
+@functools.cache
+def _template() -> str:
+    """The name of a database with the schema of the store."""
     url = postgres().database()
-    postgres().run(script(parse_url(url), migrations()), url=url)
+    postgres().run(store_schema(url), url=url)
     return urlsplit(url).path[1:]
 
 

@@ -191,8 +191,8 @@ def keeper(postgres: Postgres, location: Location) -> Iterator[LeaseKeeper]:
     postgres.run("CREATE TABLE worker (id bigint PRIMARY KEY, lease bigint)", url=location.url)
     postgres.run("INSERT INTO worker VALUES (7, 0)", url=location.url)
     postgres.run(
-        "CREATE FUNCTION renew(worker bigint, lease_ms bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN "
-        "UPDATE public.worker SET lease = $2 WHERE id = $1; RETURN FOUND; END $$",
+        "CREATE FUNCTION renew(clock bigint, worker bigint, lease bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN "
+        "UPDATE public.worker SET lease = $3 WHERE id = $2; RETURN FOUND; END $$",
         url=location.url,
     )
     keeper = LeaseKeeper(location, 7, 40_000)

@@ -29,8 +29,9 @@ CREATE TABLE migration (
     version int PRIMARY KEY, name text NOT NULL, oldest int NOT NULL, applied_at timestamptz NOT NULL DEFAULT now()
 );
 CREATE TABLE worker (id bigint PRIMARY KEY);
-CREATE FUNCTION renew(worker bigint, lease_ms bigint) RETURNS boolean LANGUAGE sql SET search_path FROM CURRENT
-RETURN EXISTS (SELECT FROM worker w WHERE w.id = $1);
+CREATE FUNCTION renew(clock bigint, worker bigint, lease bigint) RETURNS boolean LANGUAGE sql
+SET search_path FROM CURRENT
+RETURN EXISTS (SELECT FROM worker w WHERE w.id = $2);
 INSERT INTO worker VALUES (7);
 INSERT INTO migration (version, name, oldest) VALUES (1, '0001_first', 1);
 COMMIT;

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Callable
+from urllib.parse import parse_qsl
 
 import asyncpg
 
@@ -46,6 +48,8 @@ DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Internal
 
 _TRANSIENT = {"40001", "40P01", "55P03"}
 """Serialization failure, deadlock, lock not there in time: rolled back for certain, and likely to work soon."""
+
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 
 _MIGRATE = "has no schema {schema!r} of this version: run `perdure migrate`"
 _SAID = {
@@ -118,6 +122,10 @@ def _translate(error: BaseException, location: Location) -> Exception:
         return StoreError(f"{where} shows a certificate that is not trusted: give sslrootcert=… ({error})")
     if isinstance(error, TimeoutError):
         return StoreUnavailable(f"{where} did not answer in time")
+    if isinstance(error, FileNotFoundError):  # Or it is the socket of a server that does not run.
+        for option, file in parse_qsl(location.url.partition("?")[2]):
+            if option in _FILES and not os.path.isfile(file):
+                return StoreError(f"{where} can't be used: {option} is {file!r}, and there is no such file")
     if isinstance(error, OSError):
         return StoreUnavailable(f"{where} can't be reached ({error})")
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):

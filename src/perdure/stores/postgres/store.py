@@ -208,10 +208,10 @@ class PostgresStore:
         return await self._desk.exchange(exchange)
 
     async def reclaim(self) -> int:
-        return await workers.take_back(self._db, None)
+        return await workers.reclaim(self._db)
 
     async def bury(self, name: str) -> int:
-        return await workers.take_back(self._db, name)
+        return await workers.bury(self._db, name)
 
     async def retire(self, worker: int) -> None:
         await self._db.get("retire", self._db.clock(), worker)

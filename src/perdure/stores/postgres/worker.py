@@ -35,14 +35,28 @@ async def register(db: Session, worker: Registration) -> int:
     )
 
 
-async def take_back(db: Session, name: str | None) -> int:
-    """Takes back the runs of the incarnations of a name, or of all whose lease has ended; returns how many.
+async def reclaim(db: Session) -> int:
+    """Takes back the runs of all incarnations whose lease has ended; returns how many."""
+    return await _take_back(db, None) or 0
 
-    They are judged between two calls: the second one takes back what is as it was in the first.
+
+async def bury(db: Session, name: str) -> int:
+    """Takes back the runs of the incarnations of a name; returns how many. What a last exchange claims, that the server
+    was at still, is found when it is over."""
+    taken = 0
+    while (runs := await _take_back(db, name)) is not None:
+        taken += runs
+    return taken
+
+
+async def _take_back(db: Session, name: str | None) -> int | None:
+    """Takes back what incarnations own; None when there is none of them.
+
+    The runs are judged between two calls: the second one takes back what is as it was in the first.
     """
     workers, runs = await db.call("suspects", db.clock(), name)
     if not workers:
-        return 0
+        return None
     suspects = parse(_Suspects, runs)
     now = await db.time()
     verdicts = judge(suspects, now)

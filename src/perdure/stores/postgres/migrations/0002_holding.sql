@@ -206,9 +206,10 @@ DECLARE
     _queued integer;
     _locked bigint[];
 BEGIN
+    -- Said in this way, so that live_away is not taken for it, and walked from end to end.
     _locked := ARRAY(
         SELECT l.seq FROM live AS l
-        WHERE l.seq = ANY (_runs) AND l.state IN ('waiting', 'scheduled')
+        WHERE l.seq = ANY (_runs) AND l.state NOT IN ('queued', 'running')
         ORDER BY l.seq DESC FOR NO KEY UPDATE
     );
     WITH moved AS (

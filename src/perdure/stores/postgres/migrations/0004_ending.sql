@@ -17,8 +17,7 @@ BEGIN
     END IF;
     IF EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run') THEN
         _woken := queue_up(_now, ARRAY(
-            SELECT w.run FROM run AS r JOIN wait AS w ON w.what = 'run' AND w.target = r.id JOIN live AS l ON l.seq = w.run
-            WHERE r.seq = ANY (_runs) AND l.state = 'waiting'
+            SELECT w.run FROM run AS r JOIN wait AS w ON w.what = 'run' AND w.target = r.id WHERE r.seq = ANY (_runs)
         ));
     END IF;
     IF _ties & 2 <> 0 THEN

@@ -47,8 +47,8 @@ BEGIN
 END $$;
 
 -- Takes runs from dead owners, as was judged: queued, backing off, or ended; and forgets the owners that own nothing more
--- then. Locks the owners first; one that has renewed its lease meanwhile (unless `_named`) keeps what it has. Returns how
--- many runs were taken.
+-- then. Locks the owners first: waits for those that are `_named`, and leaves others that are at an exchange for the next
+-- time; of these, one that has renewed its lease meanwhile keeps what it has. Returns how many runs were taken.
 CREATE FUNCTION take_back(
     _clock bigint, _named boolean, _workers bigint[], _runs bigint[], _tokens bigint[], _states text[],
     _crashes integer[], _wake_ats bigint[], _errors text[], _cause text
@@ -60,12 +60,16 @@ DECLARE
     _failed record;
     _sessions integer[];
 BEGIN
-    _dead := ARRAY(
-        SELECT w.id FROM worker AS w
-        WHERE w.id = ANY (_workers)
-            AND (_named OR EXISTS (SELECT 1 FROM lease AS e WHERE e.worker = w.id AND e.until <= _now))
-        ORDER BY w.id FOR UPDATE SKIP LOCKED
-    );
+    IF _named THEN
+        -- An exchange of the dead one may be under way on the server still: what it claims is to be taken back as well.
+        _dead := ARRAY(SELECT w.id FROM worker AS w WHERE w.id = ANY (_workers) ORDER BY w.id FOR UPDATE);
+    ELSE
+        _dead := ARRAY(
+            SELECT w.id FROM worker AS w
+            WHERE w.id = ANY (_workers) AND EXISTS (SELECT 1 FROM lease AS e WHERE e.worker = w.id AND e.until <= _now)
+            ORDER BY w.id FOR UPDATE SKIP LOCKED
+        );
+    END IF;
     -- A renewal that came in between is seen only now.
     IF NOT _named THEN
         _dead := ARRAY(SELECT e.worker FROM lease AS e WHERE e.worker = ANY (_dead) AND e.until <= _now FOR UPDATE);

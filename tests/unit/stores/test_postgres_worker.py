@@ -1,0 +1,87 @@
+"""Taking runs back from workers that died, while the server is at their last words still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+
+from perdure.model import Start, State
+from perdure.stores.base import Exchange, Registration
+from perdure.stores.postgres import PostgresStore
+from perdure.stores.postgres.url import parse_url
+from servers.postgres import Postgres, store_schema
+
+PATIENCE = 30
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def store(postgres: Postgres, postgres_url: str) -> AsyncIterator[PostgresStore]:
+    postgres.run(store_schema(postgres_url), url=postgres_url)
+    store = PostgresStore(parse_url(postgres_url))
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def worker(store: PostgresStore, name: str, lease: int) -> int:
+    return await store.register(
+        Registration(name=name, host="", pid=0, queues=["q"], workflows=["f"], concurrency=1, lease=lease)
+    )
+
+
+def claim(connection: psycopg.Connection, worker: int) -> None:
+    """What an exchange does; it is over when the transaction is."""
+    connection.execute("SELECT id FROM perdure.worker WHERE id = %s FOR NO KEY UPDATE", [worker])
+    connection.execute(
+        "UPDATE perdure.live SET state = 'running', worker = %s, token = 99 WHERE token IS NULL", [worker]
+    )
+
+
+async def waits(postgres: Postgres, url: str) -> None:
+    """Until somebody waits for a lock in a database."""
+    database = url.rpartition("/")[2]
+    async with asyncio.timeout(PATIENCE):
+        while not postgres.run(
+            f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}' AND wait_event_type = 'Lock'"
+        ):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.anyio
+async def test_burying_waits_for_the_last_exchange_and_takes_what_it_claimed(
+    store: PostgresStore, postgres: Postgres, postgres_url: str
+) -> None:
+    dead = await worker(store, "dead", 600_000)
+    await store.enqueue([Start("a", "f", "q", "1")])
+    assert len((await store.exchange(Exchange(dead, 1, slots=1))).claims) == 1
+    await store.enqueue([Start("b", "f", "q", "1")])
+    with psycopg.connect(postgres_url) as exchange:
+        claim(exchange, dead)
+        burying = asyncio.create_task(store.bury("dead"))
+        await waits(postgres, postgres_url)
+    assert await burying == 2
+    records = [await store.load(run) for run in ("a", "b")]
+    assert [record and (record.state, record.worker) for record in records] == [(State.QUEUED, None)] * 2
+    assert await store.workers() == []
+    assert await store.bury("dead") == 0
+
+
+@pytest.mark.anyio
+async def test_reclaiming_waits_for_nobody(store: PostgresStore, postgres_url: str) -> None:
+    busy, dead = await worker(store, "busy", 0), await worker(store, "dead", 0)
+    await store.enqueue([Start("a", "f", "q", "1"), Start("b", "f", "q", "1")])
+    await store.exchange(Exchange(dead, 1, slots=1))
+    with psycopg.connect(postgres_url) as exchange:
+        claim(exchange, busy)
+        async with asyncio.timeout(PATIENCE):
+            assert await store.reclaim() == 1
+    assert await store.reclaim() == 1
+    assert await store.workers() == []
