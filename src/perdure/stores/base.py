@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
@@ -325,6 +325,38 @@ class Keeper(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Within(Protocol):
+    """Verbs on a connection of the application: they take effect when its transaction commits, and never happened when
+    that is rolled back. Errors that are the connection's own stay the driver's."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the connection belongs to an event loop. With another one the verbs block, and never suspend."""
+        ...
+
+    async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
+        """See `Store.enqueue`. Groups and sessions are seen to after the commit."""
+        ...
+
+    async def signal(self, signal: Signal) -> None:
+        """See `Store.signal`. It is delivered after the commit, unless the run has ended by then."""
+        ...
+
+    async def cancel(self, run_id: str, reason: str, *, children: bool = True) -> State:
+        """See `Store.cancel`. It is carried out after the commit; returns the state that the run has now."""
+        ...
+
+
+@runtime_checkable
+class Joining(Protocol):
+    """What a store has besides when it lives in the application's own database."""
+
+    def within(self, connection: object) -> Within:
+        """Takes a connection (or session) of any driver that it knows. Raises `InvalidInput` for anything else, and
+        where no transaction is open."""
+        ...
 
 
 class Store(Protocol):

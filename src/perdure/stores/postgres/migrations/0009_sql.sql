@@ -458,7 +458,7 @@ DECLARE
 BEGIN
     FOR _function IN
         SELECT p.oid::regprocedure FROM pg_proc AS p
-        WHERE p.pronamespace = current_schema()::regnamespace AND p.prosecdef
+        WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.prosecdef
     LOOP
         EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', _function, current_schema());
         IF _function <> 'here()'::regprocedure THEN
