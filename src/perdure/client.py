@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from perdure.backoff import pauses
 from perdure.errors import RunNotFound, StoreError, StoreUnavailable
 from perdure.model import Ended, Start, Started
-from perdure.stores.base import Joining, Store, Subscription, Topic, Within
+from perdure.stores.base import Store, Subscription, Topic, Within, joining
 
 T = TypeVar("T")
 
@@ -57,12 +57,7 @@ class Client:
     def within(self, connection: object) -> Within:
         """The store on a connection of the application. Raises `StoreError` for one that can't be there, and
         `InvalidInput` for what is no connection with a transaction."""
-        if not isinstance(self._store, Joining):
-            raise StoreError(
-                "transaction= needs a store on PostgreSQL, in the database that the transaction is of; this store is"
-                " another one: start the run when the transaction has committed"
-            )
-        return self._store.within(connection)
+        return joining(self._store).within(connection)
 
     async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
         """Makes runs; says in the log, once, of which groups the limit is another one than the code asks for."""

@@ -232,6 +232,22 @@ async def test_they_are_counted_before_any_worker_comes(app: App, url: str) -> N
         await asyncio.sleep(0.01)
 
 
+async def test_what_is_left_to_workers_can_be_looked_at_before_one_comes(app: App, url: str) -> None:
+    one(url, "SELECT perdure.start('add', '{\"one\": 1}', id => 'g', group_key => 'g', session_key => 's')")
+    one(url, "SELECT perdure.start('add', '{\"one\": 1}', id => 's', session_key => 's', delay => '1 hour')")
+    one(url, "SELECT perdure.start('add', '{\"one\": 1}', id => 'c', group_key => 'g')")
+    status = await app.run("g").status()
+    assert status.state is State.QUEUED
+    assert "no live worker" in await app.run("g").why()
+    assert await app.run("s").why()
+    assert [each.queue for each in await app.queues()] == ["default"]
+    assert await app.run("c").cancel() is State.CANCELLED
+    await app.run("c").retry()
+    async with app.worker(sessions=1):
+        assert await app.run("g").result(10) == 2
+        assert await app.run("c").result(10) == 2
+
+
 async def test_a_workflow_that_nobody_serves_is_told_of(app: App, url: str) -> None:
     with session(url, autocommit=True) as connection:
         told: list[str] = []
@@ -318,3 +334,20 @@ async def test_a_role_that_may_start_only(url: str, as_role: str) -> None:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             one(as_role, refused)
     assert one(url, "SELECT id FROM perdure.run") == "x"
+
+
+async def test_what_makes_no_sense_is_in_nobodys_way(app: App, url: str) -> None:
+    key = '{"key": "u", "on_conflict": "replace"}'
+    await app.workflows["add"].options(id="held", unique="u", delay=600).start(1)
+    one(
+        url,
+        f"""SELECT perdure.start_within('{{"starts": [{{"id": "x", "workflow": "add", "queue": "default",
+        "input": "{{}}", "priority": "high", "unique": {key}}}]}}')""",
+    )
+    one(url, """SELECT perdure.signal_within('{"run_id": "held", "id": "s", "body": "1"}')""")
+    one(url, """SELECT perdure.signal('held', 'go', '1')""")
+    async with app.worker():
+        assert await app.workflows["add"].run(1) == 2
+        while not await (await app.client.store()).signals("held"):
+            await asyncio.sleep(0.01)
+    assert one(url, "SELECT count(*) FROM perdure.recheck") == 0

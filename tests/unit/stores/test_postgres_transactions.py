@@ -275,3 +275,22 @@ async def test_in_a_schema_of_any_name(postgres: Postgres) -> None:
                 run = await app.workflows["fulfil"].options(transaction=own.connection).start(1)
             assert (await run.status()).state is State.QUEUED
         await app.close()
+
+
+@pytest.mark.anyio
+async def test_a_user_without_the_right_is_told_which(here: App, url: str, postgres: Postgres) -> None:
+    postgres.run("CREATE ROLE perdure_buyer LOGIN")
+    try:
+        own = url.replace("postgres@", "perdure_buyer@")
+        start = 'GRANT EXECUTE ON FUNCTION "perdure".start_within'
+        for grant in ("GRANT USAGE ON SCHEMA perdure TO perdure_buyer", f"{start} TO perdure_buyer"):
+            with pytest.raises(StoreError, match=f'GRANT USAGE ON SCHEMA "perdure" and {start}'):
+                async with ASYNC["asyncpg"](own) as theirs:
+                    await here.workflows["fulfil"].options(transaction=theirs.connection).start(1)
+            postgres.run(grant, url=url)
+        async with ASYNC["asyncpg"](own) as theirs:
+            run = await here.workflows["fulfil"].options(transaction=theirs.connection).start(1)
+        assert (await run.status()).state is State.QUEUED
+    finally:
+        postgres.run("DROP OWNED BY perdure_buyer", url=url)
+        postgres.run("DROP ROLE perdure_buyer")

@@ -172,6 +172,9 @@ class PostgresStore:
     def within(self, connection: object) -> Within:
         return WithinTransaction(self._location, self._home, caller(connection), self._db.clock)
 
+    async def is_over(self, transaction: str) -> bool:
+        return bool(await self._db.get("is_over", transaction))
+
     # --- limits and pauses
 
     async def set_limits(self, scope: Scope, limits: Limits, who: str, *, declared: bool = False) -> LimitRecord:

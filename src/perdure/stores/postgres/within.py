@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec import json, to_builtins
+from msgspec import convert, json, to_builtins
 
 from perdure.model import Millis, Signal, Start, Started, State
+from perdure.stores.base import Kept, Save
 from perdure.stores.postgres.callers import Caller
 from perdure.stores.postgres.connect import Way, connect
 from perdure.stores.postgres.errors import DRIVER_ERRORS, translate, translate_theirs
@@ -68,6 +69,10 @@ class WithinTransaction:
 
     async def cancel(self, run_id: str, reason: str, *, children: bool = True) -> State:
         return State(await self._call("cancel_within", run_id=run_id, reason=reason, children=children))
+
+    async def keep(self, save: Save) -> Kept:
+        said = await self._call("keep_within", ref=save.ref, token=save.token, checkpoint=save.checkpoint)
+        return convert(said, Kept)
 
     async def _call(self, function: str, **said: Any) -> Any:
         here = await self._home.known(blocking=not self._caller.is_async)

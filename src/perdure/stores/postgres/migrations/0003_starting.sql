@@ -447,7 +447,10 @@ BEGIN
             same := same || true;
             limits := limits || NULL::integer;
             IF _kind IN ('replace', 'debounce') AND NOT _begun AND _later THEN
-                INSERT INTO recheck (word) VALUES (jsonb_build_object('what', 'start', 'start', _start));
+                _due := coalesce((_start ->> 'at')::bigint, _now + coalesce((_start ->> 'delay')::bigint, 0));
+                INSERT INTO recheck (word) VALUES (jsonb_build_object(
+                    'what', 'start', 'start', (_start - 'delay') || jsonb_build_object('at', _due)
+                ));
             ELSIF _kind IN ('replace', 'debounce') AND NOT _begun THEN
                 _due := coalesce((_start ->> 'at')::bigint, _now + coalesce((_start ->> 'delay')::bigint, 0));
                 PERFORM replace_start(

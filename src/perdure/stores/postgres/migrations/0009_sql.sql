@@ -102,13 +102,23 @@ BEGIN
     RETURN true;
 END $$;
 
+-- The same for what whoever may call us said: what makes no sense is dropped with a warning, instead of being in the way
+-- of all that comes after it.
+CREATE FUNCTION take_in_said(_now bigint, _word jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN take_in(_now, _word);
+EXCEPTION WHEN data_exception OR integrity_constraint_violation THEN
+    RAISE WARNING 'what a transaction has left to the workers can''t be done, and is dropped: % (%)', _word, SQLERRM;
+    RETURN true;
+END $$;
+
 -- Does what was left to workers, in its order, a bounded number. One does it at a time, so that signals keep their order;
 -- whoever comes second has somebody look again.
 CREATE FUNCTION take_in_all(_now bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _left record;
     _busy text[] := '{}';
-    _again boolean := false;
+    _taken boolean;
     _done bigint[] := '{}';
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtextextended(current_schema(), 10)) THEN
@@ -116,9 +126,13 @@ BEGIN
         RETURN;
     END IF;
     FOR _left IN SELECT r.id, r.word FROM recheck AS r WHERE r.word IS NOT NULL ORDER BY r.id LIMIT 200 LOOP
-        IF _left.word ->> 'run' = ANY (_busy) THEN
-            CONTINUE;
-        ELSIF take_in(_now, _left.word) THEN
+        CONTINUE WHEN _left.word ->> 'run' = ANY (_busy);
+        IF _left.word ->> 'what' IN ('signal', 'cancel', 'start') THEN
+            _taken := take_in_said(_now, _left.word);
+        ELSE
+            _taken := take_in(_now, _left.word);
+        END IF;
+        IF _taken THEN
             _done := _done || _left.id;
         ELSE
             _busy := _busy || (_left.word ->> 'run');
@@ -449,6 +463,14 @@ BEGIN
         INSERT INTO recheck (word) VALUES (jsonb_build_object('what', 'progress', 'run', _run, 'token', _token));
     END IF;
     RETURN json_build_object('transaction', pg_current_xact_id()::text);
+END $$;
+
+-- Whether a transaction has ended. One that this server does not know of yet was another one's, before a failover.
+CREATE FUNCTION is_over(_transaction text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN pg_xact_status(_transaction::xid8) IS DISTINCT FROM 'in progress';
+EXCEPTION WHEN invalid_parameter_value THEN
+    RETURN true;
 END $$;
 
 -- A temporary table of the caller's must not be taken for one of ours where our rights hold.

@@ -1,7 +1,7 @@
 -- What clients read. No statement here locks a row.
 
 -- name: records
--- Runs by their numbers, as JSON. Uses primary keys.
+-- Runs by their numbers, as JSON. What lacks a worker to see to its group is not held by that. Uses primary keys.
 SELECT json_agg(json_build_object(
     'id', r.id,
     'workflow', a.workflow,
@@ -19,7 +19,7 @@ SELECT json_agg(json_build_object(
     'parent', r.parent,
     'worker', (SELECT w.name FROM perdure.worker AS w WHERE w.id = l.worker),
     'cancelling', l.cancelling,
-    'held', l.held,
+    'held', CASE WHEN l.held = 'group' AND l.grp IS NULL THEN NULL ELSE l.held END,
     'body', CASE WHEN d.seq IS NOT NULL THEN d.body WHEN l.state NOT IN ('running', 'waiting') THEN l.error END,
     'waits', (
         SELECT coalesce(
@@ -269,7 +269,7 @@ ORDER BY d.finish LIMIT $3;
 SELECT json_agg(json_build_object(
     'run', l.seq,
     'state', l.state,
-    'held', l.held,
+    'held', CASE WHEN l.held = 'group' AND l.grp IS NULL THEN NULL ELSE l.held END,
     'queue', a.queue,
     'workflow', a.workflow,
     'version', a.version,
