@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from perdure.backoff import pauses
 from perdure.errors import RunNotFound, StoreError, StoreUnavailable
 from perdure.model import Ended, Start, Started
-from perdure.stores.base import Store, Subscription, Topic
+from perdure.stores.base import Store, Subscription, Topic, Within, joining
 
 T = TypeVar("T")
 
@@ -56,6 +56,11 @@ class Client:
     def is_on(self, store: Store) -> bool:
         """Whether this is the store that it uses."""
         return self._store is store
+
+    def within(self, connection: object) -> Within:
+        """The store on a connection of the application. Raises `StoreError` for one that can't be there, and
+        `InvalidInput` for what is no connection with a transaction."""
+        return joining(self._store).within(connection)
 
     async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
         """Makes runs; says in the log, once, of which groups the limit is another one than the code asks for."""

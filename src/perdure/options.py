@@ -33,6 +33,7 @@ class StartOptions:
     on_conflict: OnConflict = OnConflict.EXISTING
     period: Millis = 0
     labels: dict[str, str] | None = None
+    transaction: object | None = None
 
 
 def start_options(
@@ -50,6 +51,7 @@ def start_options(
     debounce: timedelta | float | None,
     throttle: timedelta | float | None,
     labels: dict[str, str] | None,
+    transaction: object | None,
     has_key: bool,
 ) -> StartOptions:
     """The options of a start, checked. `has_key` says that the workflow has a unique key of its own."""
@@ -73,6 +75,7 @@ def start_options(
         conflict,
         period,
         None if labels is None else check_labels(labels),
+        transaction,
     )
 
 

@@ -22,6 +22,7 @@ from perdure.failures import decode_failure
 from perdure.model import Checkpoint, Outcome, RunRecord, Signal, State
 from perdure.options import check_labels, check_name, check_text
 from perdure.stores.base import PAGE, Store, Topic
+from perdure.transactions import call_within
 
 if TYPE_CHECKING:
     from perdure.client import Client
@@ -90,30 +91,44 @@ class Run(Generic[R]):
 
         return self._store_call(status, "status")
 
-    def signal(self, name: str, value: object = None) -> Call[None]:
+    def signal(self, name: str, value: object = None, *, transaction: object | None = None) -> Call[None]:
         """Sends the run a signal, which is kept until the run takes it with `wait_signal(name)`.
 
-        Sent by a workflow it is sent once, whatever happens to the run that sends it. Raises `RunEnded` when the run
-        has ended.
+        Sent by a workflow it is sent once, whatever happens to the run that sends it. With `transaction` (see
+        `Workflow.options`) it is sent when that commits. Raises `RunEnded` when the run has ended.
         """
         check_key(name)
         body = encode(value, f"the value of signal {name}", self._max_value_bytes)
         message = Signal(token_hex(16), self.id, name, body)
         scope = workflow_scope(self._client, f"run {self.id}")
+        if transaction is not None:
+            what = f"signal() to run {self.id}"
+            return call_within(self._client, transaction, scope, what, lambda within: within.signal(message))
         if scope is None:
             return self._store_call(lambda store: store.signal(message), "signal")
         key, execution = scope.key(f"send:{name}"), scope.execution
         return Call(lambda: send_signal(execution, key, message), f"signal() to run {self.id}", execution)
 
-    def cancel(self, reason: str = "cancelled by a client", *, children: bool = True) -> Call[State]:
+    def cancel(
+        self, reason: str = "cancelled by a client", *, children: bool = True, transaction: object | None = None
+    ) -> Call[State]:
         """Cancels the run, and its children unless told otherwise; gives the state that it has now.
 
         A run that isn't running is cancelled at once. One that runs is told within a second: async code gets
         `CancelledError` and may clean up (steps still work there), sync code sees `current_run().cancelling`. A run
-        that has ended stays as it is. `reason` is a text of at most 1,000 characters.
+        that has ended stays as it is. `reason` is a text of at most 1,000 characters. With `transaction` (see
+        `Workflow.options`) it is cancelled when that commits.
         """
         _check_reason(reason)
         scope = workflow_scope(self._client, f"run {self.id}")
+        if transaction is not None:
+            return call_within(
+                self._client,
+                transaction,
+                scope,
+                f"cancel() of run {self.id}",
+                lambda within: within.cancel(self.id, reason, children=children),
+            )
         if scope is not None:
             key, execution = scope.key("cancel"), scope.execution
             return Call(

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import cached_property
 from hashlib import blake2b
 from inspect import Parameter
+from types import SimpleNamespace
 from typing import Any, Required, cast, get_origin
 
 from msgspec import MsgspecError, json
@@ -32,7 +33,8 @@ class Signature:
 
     Nothing is looked at before it is needed, so that annotations may name what is defined further down in the file;
     `check` does it at once. `what` names the function in errors ("workflow 'fulfil'"). `*args` and `**kwargs` can be
-    had with `open_ended` only. What can't be resolved, or can't travel, raises `DefinitionError` on first use.
+    had with `open_ended` only. The first `given` parameters are left out: they don't travel. What can't be resolved, or
+    can't travel, raises `DefinitionError` on first use.
 
     ```python
     signature = Signature(fulfil, "workflow 'fulfil'")
@@ -42,10 +44,11 @@ class Signature:
     ```
     """
 
-    def __init__(self, fn: Callable[..., object], what: str, *, open_ended: bool = False) -> None:
+    def __init__(self, fn: Callable[..., object], what: str, *, open_ended: bool = False, given: int = 0) -> None:
         self._fn = fn
         self._what = what
         self._open_ended = open_ended
+        self._given = given
 
     def check(self) -> None:
         """Look at all of it now. Raises `DefinitionError`."""
@@ -134,7 +137,7 @@ class Signature:
     @cached_property
     def _parameters(self) -> dict[str, Parameter]:
         try:
-            parameters = dict(_signature(self._fn).parameters)
+            parameters = dict(list(_signature(self._fn).parameters.items())[self._given :])
         except (ValueError, TypeError, NameError) as error:
             raise DefinitionError(f"the parameters of {self._what} can't be told: {error}") from error
         if not self._open_ended:
@@ -153,7 +156,7 @@ class Signature:
     @cached_property
     def _hints(self) -> dict[str, object]:
         try:
-            return typing.get_type_hints(self._fn, include_extras=True)
+            return typing.get_type_hints(self._annotated, include_extras=True)
         except NameError as error:
             raise DefinitionError(
                 f"{self._what}: an annotation names {error.name!r}, which is not defined in its module; define it at "
@@ -161,6 +164,18 @@ class Signature:
             ) from error
         except Exception as error:  # an annotation in a string can be any expression
             raise DefinitionError(f"the annotations of {self._what} can't be evaluated: {error}") from error
+
+    @property
+    def _annotated(self) -> object:
+        """The function, or what stands for it where not all of its annotations have to make sense to us."""
+        if not self._given:
+            return self._fn
+        annotations = {name: parameter.annotation for name, parameter in self._parameters.items()}
+        annotations["return"] = _signature(self._fn).return_annotation
+        return SimpleNamespace(
+            __annotations__={name: each for name, each in annotations.items() if each is not MISSING},
+            __globals__=getattr(inspect.unwrap(self._fn), "__globals__", {}),
+        )
 
     @cached_property
     def _decoder(self) -> Decoder[dict[str, object]]:

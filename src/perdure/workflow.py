@@ -20,12 +20,15 @@ from perdure.model import OnConflict, Start, Started, Unique
 from perdure.options import StartOptions, check_id, check_text, key_of, start_options
 from perdure.run import Run
 from perdure.step import Step
+from perdure.stores.base import Within
+from perdure.transactions import call_within
 
 if TYPE_CHECKING:
     from perdure.app import App
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _MANY = 1000
 """Runs that one call to the store makes, so that a start of very many does not hold up everybody else's writes."""
@@ -103,6 +106,7 @@ class Workflow(Generic[P, R]):
         debounce: timedelta | float | None = None,
         throttle: timedelta | float | None = None,
         labels: dict[str, str] | None = None,
+        transaction: object | None = None,
     ) -> StartCall[P, R]:
         """Options for a start: `fulfil.options(id="order-7").start(order)`.
 
@@ -126,6 +130,10 @@ class Workflow(Generic[P, R]):
         - `throttle` (seconds or a timedelta, with `unique`): at most one start in that time; another one gives the
           first one's handle, even when it has ended.
         - `labels`: small texts by which runs can be listed.
+        - `transaction`: a connection or session of your own to the database in which the store is (PostgreSQL), with
+          a transaction: of psycopg, asyncpg, SQLAlchemy or Django. The run is there when you commit, and never was
+          when you roll back. Goes with `start` and `start_many`. On a sync connection say `.wait()`, on an async one
+          `await`. What the driver raises is left as it is.
 
         Raises `InvalidInput` at once.
         """
@@ -143,6 +151,7 @@ class Workflow(Generic[P, R]):
             debounce=debounce,
             throttle=throttle,
             labels=labels,
+            transaction=transaction,
             has_key=self.definition.unique is not None,
         )
         return StartCall(self, options)
@@ -199,6 +208,8 @@ class StartCall(Generic[P, R]):
         start = self.make_start(args, kwargs)
         scope = self._scope()
         what = f"start of {self._workflow.name}"
+        if self._options.transaction is not None:
+            return self._within(scope, what, lambda within: self._started_one(start, within))
         if scope is None:
             return Call(lambda: self._started_one(start), what)
         child = self._child(scope, start)
@@ -209,6 +220,7 @@ class StartCall(Generic[P, R]):
         start = self.make_start(args, kwargs)
         scope = self._scope()
         what = f"run of {self._workflow.name}"
+        self._refuse_transaction(f"{what}: it can't end before you commit; start it, and ask for its result after that")
         if scope is None and holds_slot(self._workflow.app.client):
             raise wait_in_step(f"run() of workflow {self._workflow.name}")
         if scope is None:
@@ -236,6 +248,8 @@ class StartCall(Generic[P, R]):
             _give_ids(starts, ids)
         what = f"start_many of {self._workflow.name}"
         scope = self._scope()
+        if self._options.transaction is not None:
+            return self._within(scope, what, lambda within: self._started(starts, within))
         if scope is None:
             return Call(lambda: self._started(starts), what)
         children = [self._child(scope, start, named=ids is not None) for start in starts]
@@ -248,6 +262,9 @@ class StartCall(Generic[P, R]):
     def start_batch(self, inputs: Iterable[Any], *, callback: Workflow[[str], Any] | None = None) -> Call[Batch[R]]:
         """See `Workflow.start_batch`."""
         workflow, options = self._workflow, self._options
+        self._refuse_transaction(
+            "start_batch makes a batch in a transaction of its own; start_many can be part of yours"
+        )
         if options.unique is not None or workflow.definition.unique is not None:
             raise InvalidInput(f"runs of a batch are its own, so they can't have a unique key: {workflow.name}")
         if callback is not None and not isinstance(callback, Workflow):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -304,12 +321,19 @@ class StartCall(Generic[P, R]):
 
     def make_recurring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
         """The start of a schedule, which gives its runs their ids and times."""
-        given = [name for name in ("id", "at", "delay") if getattr(self._options, name) is not None]
+        given = [name for name in ("id", "at", "delay", "transaction") if getattr(self._options, name) is not None]
         if given:
             raise InvalidInput(
                 f"a schedule gives its runs their ids and times: leave out {', '.join(f'{name}=' for name in given)}"
             )
         return self.make_start(args, kwargs)
+
+    def _within(self, scope: Scope | None, what: str, work: Callable[[Within], Coroutine[Any, Any, T]]) -> Call[T]:
+        return call_within(self._workflow.app.client, self._options.transaction, scope, what, work)
+
+    def _refuse_transaction(self, reason: str) -> None:
+        if self._options.transaction is not None:
+            raise InvalidInput(f"transaction= does not go with {reason}")
 
     def _scope(self) -> Scope | None:
         return workflow_scope(self._workflow.app.client, f"workflow {self._workflow.name}")
@@ -331,14 +355,14 @@ class StartCall(Generic[P, R]):
         existed = self._options.id is None and not run_id.startswith(f"{start.parent}/{key}.")
         return self._workflow.app.handle(run_id, self._workflow, existed=existed, child_key=key)
 
-    async def _started_one(self, start: Start) -> Run[R]:
-        return (await self._started([start]))[0]
+    async def _started_one(self, start: Start, within: Within | None = None) -> Run[R]:
+        return (await self._started([start], within))[0]
 
-    async def _started(self, starts: Sequence[Start]) -> list[Run[R]]:
+    async def _started(self, starts: Sequence[Start], within: Within | None = None) -> list[Run[R]]:
         app = self._workflow.app
         runs: list[Run[R]] = []
         for first in range(0, len(starts), _MANY):
-            for started in await app.client.enqueue(starts[first : first + _MANY]):
+            for started in await (within or app.client).enqueue(starts[first : first + _MANY]):
                 _check_same(started, self._workflow.name)
                 runs.append(app.handle(started.id, self._workflow, existed=started.existed))
         return runs

@@ -62,10 +62,12 @@ class StepDefinition(Function):
     retry: Retry | None
     timeout: Millis | None
     process: bool
+    transaction: Callable[[], Any] | None = None
+    """Opens the transaction that its effect and its outcome are kept in; the function gets what that yields first."""
 
     @cached_property
     def signature(self) -> Signature:
-        return Signature(self.fn, f"step {self.name}", open_ended=True)
+        return Signature(self.fn, f"step {self.name}", open_ended=True, given=0 if self.transaction is None else 1)
 
     @cached_property
     def is_async(self) -> bool:
@@ -148,6 +150,13 @@ def check_not_defined(step: StepDefinition) -> None:
         return
     if not step.replaces(other):
         raise two_steps(other, step)
+
+
+def check_takes_connection(step: StepDefinition) -> None:
+    """`DefinitionError` for a step with a transaction that has no parameter to get it by."""
+    kinds = [parameter.kind for parameter in inspect.signature(step.fn).parameters.values()]
+    if not kinds or kinds[0] not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+        raise DefinitionError(f"step {step.name}: with transaction= it gets the connection as its first argument")
 
 
 def two_steps(one: StepDefinition, other: StepDefinition) -> DefinitionError:

@@ -16,6 +16,7 @@ from perdure.engine.definitions import WorkflowDefinition
 from perdure.engine.halt import Halt
 from perdure.engine.history import History, Inbox
 from perdure.engine.interrupts import is_ctrl_c
+from perdure.engine.order import Order
 from perdure.engine.parking import Waits
 from perdure.engine.points import Point
 from perdure.engine.scope import Scope, enter
@@ -97,6 +98,7 @@ class Execution:
         self.active = 0
         """How many steps, reads and checkpoints are in flight: what is no mere wait."""
         self._steps: set[str] = set()
+        self.order = Order()
         self.waits = Waits(self)
         self._turns = Turns(runtime.loop, lambda: self.active > 1)
         self._idle: asyncio.Future[None] | None = None
@@ -367,14 +369,22 @@ class Execution:
         self, checkpoint: Checkpoint, *, consumes: int | None = None, starts: Start | None = None
     ) -> Existed | None:
         """Makes a checkpoint durable; tells of the child that it starts if there was one already."""
-        if self.over:
-            raise asyncio.CancelledError
-        existed = await self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
+        await self.order.begin_save()
+        try:
+            if self.over:
+                raise asyncio.CancelledError
+            existed = await self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
+        finally:
+            self.order.end_save()
         if checkpoint.outcome is not Outcome.OPEN:
-            self.progressed = True
-            if self.active > 1 or self._turns.going:
-                await self._turns.take(self.now(), NEW)
+            await self.completed()
         return existed
+
+    async def completed(self) -> None:
+        """A checkpoint that completes is durable: lets the code that waits for it go on, in its turn."""
+        self.progressed = True
+        if self.active > 1 or self._turns.going:
+            await self._turns.take(self.now(), NEW)
 
     def tell(self, status: Json) -> None:
         """Tells of the run's progress. While the code replays nothing is said but the last word, once it is past."""

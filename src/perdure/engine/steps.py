@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from perdure.codec import encode
+from perdure.engine.commits import ClaimLost, Effect
 from perdure.engine.definitions import StepDefinition
 from perdure.engine.execution import Execution
 from perdure.engine.interrupts import is_ctrl_c
@@ -31,9 +33,7 @@ async def run_step(
     saved = await execution.saved(key, Kind.STEP, digest)
     if saved is not None and saved.outcome is not Outcome.OPEN:
         await execution.replay(saved.saved_at, saved.position)
-        if saved.outcome is Outcome.OK:
-            return step.signature.returns.decode(saved.body or "null")
-        raise raised_by(_raised_before(key, saved.body), step.name)
+        return _outcome(step, saved)
     return await _Attempts(execution, scope, step, key, args, kwargs, arguments, digest).run(saved)
 
 
@@ -86,11 +86,14 @@ class _Attempts:
         execution = self.execution
         execution.tap(Point.BEFORE_STEP, self.key)
         self.started_at = execution.now()
+        body = ""
         try:
-            value = await self._invoke(attempt)
-            execution.tap(Point.AFTER_EFFECT, self.key)
-            body = encode(value, f"the result of step {self.key}", execution.runtime.max_value_bytes)
-            result = self.step.signature.returns.decode(body)
+            if self.step.transaction is None:
+                value = await self._invoke(attempt, self.step.fn)
+                execution.tap(Point.AFTER_EFFECT, self.key)
+                body, result = self._encoded(value)
+            else:
+                result = await self._commit(attempt, self.step.transaction)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
@@ -100,10 +103,40 @@ class _Attempts:
                 raise asyncio.CancelledError from None
             await self._failed(attempt, error)
             raise
-        await self._save(Outcome.OK, body, attempt)
+        if self.step.transaction is None:
+            await self._save(Outcome.OK, body, attempt)
         execution.tap(Point.AFTER_CHECKPOINT, self.key)
         # Decoded, so that the workflow sees now what it would see after a crash.
         return result
+
+    async def _commit(self, attempt: int, transaction: Callable[[], Any]) -> Any:
+        """One attempt whose effect and checkpoint are committed together. What became of a commit whose reply was lost
+        (or came after the step's time was over) is found out before anything else is said of the step."""
+        execution = self.execution
+        checkpoint = self._checkpoint(Outcome.OK, "", attempt)
+        effect = Effect(execution, transaction, self.step, checkpoint, self._encoded)
+        try:
+            result = await self._invoke(attempt, effect.call_async if self.step.is_async else effect.call)
+            await execution.completed()
+            return result
+        except ClaimLost:
+            execution.lost()
+            raise asyncio.CancelledError from None
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            found = await effect.found(error)
+            if found is None:
+                raise
+            await execution.completed()
+            return _outcome(self.step, found)
+        finally:
+            effect.end()
+
+    def _encoded(self, value: Any) -> tuple[Json, Any]:
+        """The step's value as it is kept, and as it will be read again."""
+        body = encode(value, f"the result of step {self.key}", self.execution.runtime.max_value_bytes)
+        return body, self.step.signature.returns.decode(body)
 
     async def _failed(self, attempt: int, error: BaseException) -> None:
         """Keeps a failure; returns when the error itself is to be raised."""
@@ -125,7 +158,7 @@ class _Attempts:
             # After a crash it could not be made again, and code that catches it would take another way than now.
             raise raised_by(StepFailed(self.key, info), self.step.name) from error
 
-    async def _invoke(self, attempt: int) -> Any:
+    async def _invoke(self, attempt: int, fn: Callable[..., Any]) -> Any:
         step, execution = self.step, self.execution
         inner = Scope(
             execution,
@@ -136,14 +169,14 @@ class _Attempts:
             step_attempt=attempt,
         )
         if step.timeout is None:
-            return await self._call(inner)
+            return await self._call(inner, fn)
         limit = asyncio.timeout(None)
         alarm = execution.runtime.clock.call_at(
             self.started_at + step.timeout, lambda: limit.reschedule(execution.runtime.loop.time())
         )
         try:
             async with limit:
-                return await self._call(inner)
+                return await self._call(inner, fn)
         except TimeoutError:
             if limit.expired():
                 raise StepTimedOut(f"step {self.key} took longer than its timeout of {step.timeout} ms") from None
@@ -151,17 +184,17 @@ class _Attempts:
         finally:
             alarm.cancel()
 
-    async def _call(self, inner: Scope) -> Any:
+    async def _call(self, inner: Scope, fn: Callable[..., Any]) -> Any:
         step = self.step
         if step.process:
-            return await self.execution.runtime.processes.run(step.fn, self.arguments)
+            return await self.execution.runtime.processes.run(fn, self.arguments)
         if step.is_async:
             enter(inner)
             try:
-                return await step.fn(*self.args, **self.kwargs)
+                return await fn(*self.args, **self.kwargs)
             finally:
                 enter(self.scope)
-        future = self.execution.in_thread(inner, lambda: step.fn(*self.args, **self.kwargs))
+        future = self.execution.in_thread(inner, lambda: fn(*self.args, **self.kwargs))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -185,17 +218,18 @@ class _Attempts:
         return attempt + 1
 
     async def _save(self, outcome: Outcome, body: Json, attempt: int, at: Millis | None = None) -> None:
-        await self.execution.save(
-            Checkpoint(
-                self.key,
-                Kind.STEP,
-                outcome,
-                body,
-                attempts=attempt,
-                digest=self.digest,
-                at=at,
-                started_at=self.started_at,
-            )
+        await self.execution.save(self._checkpoint(outcome, body, attempt, at))
+
+    def _checkpoint(self, outcome: Outcome, body: Json, attempt: int, at: Millis | None = None) -> Checkpoint:
+        return Checkpoint(
+            self.key,
+            Kind.STEP,
+            outcome,
+            body,
+            attempts=attempt,
+            digest=self.digest,
+            at=at,
+            started_at=self.started_at,
         )
 
 
@@ -214,6 +248,13 @@ async def _until_done(future: asyncio.Future[Any]) -> None:
             await asyncio.wait([future])
         except asyncio.CancelledError:
             continue
+
+
+def _outcome(step: StepDefinition, kept: Checkpoint) -> Any:
+    """The value that was kept, or raises the error that was."""
+    if kept.outcome is Outcome.OK:
+        return step.signature.returns.decode(kept.body or "null")
+    raise raised_by(_raised_before(kept.key, kept.body), step.name)
 
 
 def _raised_before(key: str, body: Json | None) -> BaseException:

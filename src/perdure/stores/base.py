@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from msgspec import Struct
 
+from perdure.errors import StoreError
 from perdure.model import (
     Arrived,
     BatchRecord,
@@ -325,6 +326,68 @@ class Keeper(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Within(Protocol):
+    """Verbs on a connection of the application: they take effect when its transaction commits, and never happened when
+    that is rolled back. Errors that are the connection's own stay the driver's."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the connection belongs to an event loop. With another one the verbs block, and never suspend."""
+        ...
+
+    async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
+        """See `Store.enqueue`. Groups and sessions are seen to after the commit."""
+        ...
+
+    async def signal(self, signal: Signal) -> None:
+        """See `Store.signal`. It is delivered after the commit, unless the run has ended by then."""
+        ...
+
+    async def cancel(self, run_id: str, reason: str, *, children: bool = True) -> State:
+        """See `Store.cancel`. It is carried out after the commit; returns the state that the run has now."""
+        ...
+
+    async def keep(self, save: Save) -> Kept:
+        """Keeps a checkpoint that completes, if the claim owns the run and nothing that completes is kept under its
+        key. Of two transactions that keep one, the second waits for the first. Until the transaction ends the worker
+        is not declared dead."""
+        ...
+
+
+class Kept(Struct):
+    """What became of a checkpoint that was to be kept within a transaction. When it was refused, the transaction is to
+    be rolled back."""
+
+    transaction: str = ""
+    """By which the store knows the transaction later."""
+    refused: str = ""
+    """"lost" when the claim owns the run no more, "kept" when there is one that completes."""
+
+
+class Joining(Protocol):
+    """What a store has besides when it lives in the application's own database."""
+
+    def within(self, connection: object) -> Within:
+        """Takes a connection (or session) of any driver that it knows. Raises `InvalidInput` for anything else, and
+        where no transaction is open."""
+        ...
+
+    async def is_over(self, transaction: str) -> bool:
+        """Whether a transaction that kept a checkpoint has ended, in whatever way; what it wrote can be seen then, or
+        never will be."""
+        ...
+
+
+def joining(store: Store) -> Joining:
+    """The store as one that lives in the application's own database; `StoreError` for one that does not."""
+    if not hasattr(store, "within"):
+        raise StoreError(
+            "transaction= needs a store on PostgreSQL, in the database that the transaction is of; this one is another:"
+            " do it when the transaction has committed"
+        )
+    return cast(Joining, store)
 
 
 class Store(Protocol):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Callable
+from typing import cast
 from urllib.parse import parse_qsl
 
 import asyncpg
 
 from perdure.errors import (
     CheckpointNotFound,
+    IdConflict,
     InvalidInput,
     KeyTaken,
     PerdureError,
@@ -21,10 +23,12 @@ from perdure.errors import (
     StoreError,
     StoreUnavailable,
     StoreUrlError,
+    UnknownWorkflow,
+    ValueTooLarge,
     batch_conflict,
     id_conflict,
 )
-from perdure.stores.postgres.url import Location
+from perdure.stores.postgres.url import Location, quote
 
 DOMAIN: dict[str, type[PerdureError]] = {
     "PD001": RunNotFound,
@@ -34,6 +38,11 @@ DOMAIN: dict[str, type[PerdureError]] = {
     "PD005": KeyTaken,
     "PD006": ScheduleNotFound,
     "PD010": InvalidInput,
+    "PD020": InvalidInput,
+    "PD021": ValueTooLarge,
+    "PD022": IdConflict,
+    "PD023": UnknownWorkflow,
+    "PD024": StoreError,
 }
 """What the SQL functions raise by codes of their own; the message is theirs, for people."""
 
@@ -154,3 +163,35 @@ def _from_server(error: asyncpg.PostgresError, location: Location, where: str) -
         if key in _SAID_FOR_NOW:
             return StoreUnavailable(f"{where} {_SAID_FOR_NOW[key]} ({said})")
     return StoreError(f"{where} failed: {said} ({state})")
+
+
+def translate_theirs(error: BaseException, location: Location, function: str) -> Exception | None:
+    """What an error on a connection of the application means, if it is ours to tell: what our functions raise, and that
+    they are not there. Drivers of all kinds have the SQLSTATE; what wraps them has them as a cause."""
+    found: BaseException | None = None
+    while error is not None:
+        if isinstance(getattr(error, "sqlstate", None), str):
+            found = error
+        inner = getattr(error, "orig", None) or error.__cause__
+        if inner is None:
+            break
+        error = inner
+    if found is None:
+        return None
+    state = cast("str", getattr(found, "sqlstate", ""))
+    said = str(getattr(getattr(found, "diag", None), "message_primary", None) or found.args[0])
+    if state in DOMAIN:
+        return DOMAIN[state](said)
+    where = f"the connection given with transaction= leads to a database where schema {location.schema!r}"
+    if state in ("3F000", "42P01", "42883", "42703"):
+        return StoreError(
+            f"{where} is not there, or not of this version: it has to be the database of the store {location.name},"
+            f" brought up to date with `perdure migrate` ({said})"
+        )
+    if state == "42501":
+        schema = quote(location.schema)
+        return StoreError(
+            f"{where} is not open to this user ({said}): GRANT USAGE ON SCHEMA {schema} and"
+            f" GRANT EXECUTE ON FUNCTION {schema}.{function} to it"
+        )
+    return None

@@ -29,17 +29,30 @@ from perdure.model import (
     State,
     WorkerRecord,
 )
-from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Severity, Subscription, Topic
+from perdure.stores.base import (
+    PAGE,
+    Exchange,
+    Exchanged,
+    Finding,
+    Keeper,
+    Registration,
+    Severity,
+    Subscription,
+    Topic,
+    Within,
+)
 from perdure.stores.postgres import limits as limiting
 from perdure.stores.postgres import listen, lists, migrate, queues, reads, retention
 from perdure.stores.postgres import starts as starting
 from perdure.stores.postgres import worker as workers
+from perdure.stores.postgres.callers import caller
 from perdure.stores.postgres.exchange import Desk
 from perdure.stores.postgres.keeper import LeaseKeeper
 from perdure.stores.postgres.pool import Connections
 from perdure.stores.postgres.session import Session, encode
 from perdure.stores.postgres.told import ToldSubscription, WorkSubscription
 from perdure.stores.postgres.url import Location
+from perdure.stores.postgres.within import Home, WithinTransaction
 from perdure.stores.shared.schedules import read_schedules
 
 
@@ -52,6 +65,7 @@ class PostgresStore:
         self._db = Session(self._connections, location.schema, now)
         self._work: set[WorkSubscription] = set()
         self._desk = Desk(self._db, self._look_again)
+        self._home = Home(location)
 
     @property
     def calls(self) -> int:
@@ -156,6 +170,14 @@ class PostgresStore:
 
     async def workers(self) -> list[WorkerRecord]:
         return await reads.workers(self._db)
+
+    # --- the application's transactions
+
+    def within(self, connection: object) -> Within:
+        return WithinTransaction(self._location, self._home, caller(connection), self._db.clock)
+
+    async def is_over(self, transaction: str) -> bool:
+        return bool(await self._db.get("is_over", transaction))
 
     # --- limits and pauses
 

@@ -15,14 +15,15 @@ CREATE SEQUENCE finish;
 -- Moves on when there is a new lane: workers look which lanes are theirs.
 CREATE SEQUENCE topology;
 
--- One row for each (queue, workflow, version) that was ever used. Lanes are never removed.
+-- One row for each (queue, workflow, version) that was ever used, or two: nobody waits for a transaction of an application
+-- that makes one. Lanes are never removed.
 CREATE TABLE lane (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue text COLLATE "C" NOT NULL,
     workflow text COLLATE "C" NOT NULL,
-    version text COLLATE "C" NOT NULL,    -- that its runs are pinned to; '' when any will do
-    UNIQUE (queue, workflow, version)
+    version text COLLATE "C" NOT NULL     -- that its runs are pinned to; '' when any will do
 );
+CREATE INDEX lane_name ON lane (queue, workflow, version);
 
 -- How many runs a lane has, and how many of them have ended, so that counting does not walk these. In shards, so that
 -- those who write at the same time do not wait for each other.
@@ -245,11 +246,13 @@ CREATE TABLE session (
 CREATE INDEX session_owned ON session (owner, idle_until) WHERE owner IS NOT NULL;
 CREATE INDEX session_idle ON session (idle_until) WHERE idle_until IS NOT NULL;
 
--- Groups and sessions that somebody could not look after, since another one was at them: the next exchange does.
+-- What the next exchange does: looks after groups and sessions that somebody could not, since another one was at them;
+-- and what transactions of applications leave to it, since these must not hold what workers wait for.
 CREATE TABLE recheck (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     grp integer,
-    session integer
+    session integer,
+    word jsonb                            -- see take_in()
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 
 -- What was ever set for a scope; the group's limit and pause are copied to its row in `grp`.

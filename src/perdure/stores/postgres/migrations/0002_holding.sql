@@ -177,7 +177,7 @@ BEGIN
     END IF;
 END $$;
 
--- Looks after groups and sessions that somebody could not, a bounded number.
+-- Does what was left to the next exchange, a bounded number.
 CREATE FUNCTION catch_up(_now bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     _groups integer[];
@@ -188,12 +188,17 @@ BEGIN
     END IF;
     WITH taken AS (
         DELETE FROM recheck
-        WHERE id = ANY (ARRAY(SELECT r.id FROM recheck AS r ORDER BY r.id LIMIT 200 FOR UPDATE SKIP LOCKED))
+        WHERE id = ANY (ARRAY(
+            SELECT r.id FROM recheck AS r WHERE r.word IS NULL ORDER BY r.id LIMIT 200 FOR UPDATE SKIP LOCKED
+        ))
         RETURNING grp, session
     )
     SELECT array_agg(grp), array_agg(session) INTO _groups, _sessions FROM taken;
     PERFORM admit(_now, _groups);
     PERFORM reseat(_now, _sessions);
+    IF EXISTS (SELECT 1 FROM recheck AS r WHERE r.word IS NOT NULL) THEN
+        PERFORM take_in_all(_now);
+    END IF;
     RETURN true;
 END $$;
 

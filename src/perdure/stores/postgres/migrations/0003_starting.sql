@@ -2,30 +2,50 @@
 
 BEGIN;
 
--- The numbers of lanes, in the order asked for; those that do not exist yet are made.
-CREATE FUNCTION lanes_of(_queues text[], _workflows text[], _versions text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+-- The numbers of lanes, in the order asked for; those that do not exist yet are made. Those who make the same one wait
+-- for each other, but only for their kind: nobody else waits for a transaction of an application (`_later`). Uses
+-- lane_name.
+CREATE FUNCTION lanes_of(_queues text[], _workflows text[], _versions text[], _later boolean) RETURNS integer[]
+LANGUAGE plpgsql AS $$
 DECLARE
     _lanes integer[];
 BEGIN
-    FOR _try IN 1..2 LOOP
+    FOR _try IN 1..3 LOOP
         SELECT array_agg(l.id ORDER BY e.place) INTO _lanes
         FROM unnest(_queues, _workflows, _versions) WITH ORDINALITY AS e (queue, workflow, version, place)
-        LEFT JOIN lane AS l ON l.queue = e.queue AND l.workflow = e.workflow AND l.version = e.version;
+        LEFT JOIN LATERAL (
+            SELECT a.id FROM lane AS a
+            WHERE a.queue = e.queue AND a.workflow = e.workflow AND a.version = e.version ORDER BY a.id LIMIT 1
+        ) AS l ON true;
         EXIT WHEN array_position(_lanes, NULL) IS NULL;
+        IF _try = 1 THEN
+            PERFORM pg_advisory_xact_lock(hashtextextended(m.name, CASE WHEN _later THEN 9 ELSE 8 END))
+            FROM (
+                SELECT DISTINCT concat_ws(chr(31), current_schema(), e.queue, e.workflow, e.version) AS name
+                FROM unnest(_queues, _workflows, _versions, _lanes) AS e (queue, workflow, version, lane)
+                WHERE e.lane IS NULL
+                ORDER BY 1
+            ) AS m;
+            CONTINUE;
+        END IF;
         INSERT INTO lane (queue, workflow, version)
         SELECT DISTINCT e.queue, e.workflow, e.version
         FROM unnest(_queues, _workflows, _versions, _lanes) AS e (queue, workflow, version, lane)
         WHERE e.lane IS NULL
-        ORDER BY 1, 2, 3
-        ON CONFLICT DO NOTHING;
-        PERFORM nextval('topology');
+        ORDER BY 1, 2, 3;
+        IF _later THEN
+            INSERT INTO recheck (word) VALUES ('{"what": "lane"}');
+        ELSE
+            PERFORM nextval('topology');
+        END IF;
     END LOOP;
     RETURN _lanes;
 END $$;
 
 -- Makes runs in the order of the arrays; an id that exists is left alone. Returns the numbers of those that were made,
 -- NULL for the others. All arrays but the first eight may be NULL. `_behind` makes runs that wait. Ids are locked in
--- their order by the unique index of run. `_later` leaves it to the workers to let runs of groups through.
+-- their order by the unique index of run. `_later` is for transactions of applications, which may be long: counting is
+-- left to the workers.
 CREATE FUNCTION make(
     _now bigint, _ids text[], _lanes integer[], _inputs text[], _priorities integer[], _dues bigint[],
     _deadlines bigint[], _max_crashes integer[], _parents text[], _groups integer[], _keeps boolean[],
@@ -101,10 +121,17 @@ BEGIN
         seq, lane, priority, due, deadline, max_crashes, parent, grp, session, keep, debounced, batch, unique_key, labels
     )
     WHERE e.seq IS NOT NULL;
-    INSERT INTO tally AS t (lane, shard, runs)
-    SELECT e.lane, shard(), count(*) FROM unnest(_made, _lanes) AS e (seq, lane) WHERE e.seq IS NOT NULL
-    GROUP BY e.lane ORDER BY e.lane
-    ON CONFLICT (lane, shard) DO UPDATE SET runs = t.runs + excluded.runs;
+    IF _later THEN
+        INSERT INTO recheck (word)
+        SELECT jsonb_build_object('what', 'count', 'lane', e.lane, 'runs', count(*))
+        FROM unnest(_made, _lanes) AS e (seq, lane) WHERE e.seq IS NOT NULL
+        GROUP BY e.lane;
+    ELSE
+        INSERT INTO tally AS t (lane, shard, runs)
+        SELECT e.lane, shard(), count(*) FROM unnest(_made, _lanes) AS e (seq, lane) WHERE e.seq IS NOT NULL
+        GROUP BY e.lane ORDER BY e.lane
+        ON CONFLICT (lane, shard) DO UPDATE SET runs = t.runs + excluded.runs;
+    END IF;
     IF _labels IS NOT NULL THEN
         INSERT INTO label (run, key, value)
         SELECT e.seq, v.key, v.value
@@ -118,18 +145,21 @@ BEGIN
         GROUP BY e.batch ORDER BY e.batch
         ON CONFLICT (id) DO UPDATE SET total = b.total + excluded.total;
     END IF;
-    IF _later THEN
-        INSERT INTO recheck (grp) SELECT DISTINCT e FROM unnest(_groups) AS e WHERE e IS NOT NULL;
-        INSERT INTO recheck (session) SELECT DISTINCT e FROM unnest(_sessions) AS e WHERE e IS NOT NULL;
-    ELSE
-        IF _groups IS NOT NULL THEN
-            PERFORM admit(_now, _groups, _made);
-        END IF;
-        IF _sessions IS NOT NULL THEN
-            PERFORM reseat(_now, _sessions);
-        END IF;
+    IF _groups IS NOT NULL THEN
+        PERFORM admit(_now, _groups, _made);
+    END IF;
+    IF _sessions IS NOT NULL THEN
+        PERFORM reseat(_now, _sessions);
     END IF;
     RETURN _made;
+END $$;
+
+-- Whether two JSON texts stand for the same value, as far as PostgreSQL can tell.
+CREATE FUNCTION same_json(_one text, _other text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN _one = _other OR _one::jsonb = _other::jsonb;
+EXCEPTION WHEN data_exception THEN
+    RETURN false;
 END $$;
 
 -- Answers to starts of which some were there: for each, whether its run was there, and whether that has the same
@@ -140,7 +170,7 @@ CREATE FUNCTION compare(
     SELECT
         array_agg(e.made IS NULL ORDER BY e.place),
         array_agg(
-            e.made IS NOT NULL OR coalesce(l.workflow = e.workflow AND coalesce(r.first, r.input) = e.input, true)
+            e.made IS NOT NULL OR coalesce(l.workflow = e.workflow AND same_json(coalesce(r.first, r.input), e.input), true)
             ORDER BY e.place
         )
     FROM unnest(_ids, _workflows, _inputs, _made) WITH ORDINALITY AS e (id, workflow, input, made, place)
@@ -159,7 +189,7 @@ SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
     _number integer := cardinality(_ids);
-    _named integer[] := lanes_of(_queues, _workflows, _versions);
+    _named integer[] := lanes_of(_queues, _workflows, _versions, false);
     _lanes integer[];
     _dues bigint[];
     _deadlines bigint[];
@@ -219,7 +249,7 @@ BEGIN
 END $$;
 
 -- Makes runs of any kind but those with unique keys, from a JSON list of starts. `_makers` names, for each, the running
--- run whose checkpoint starts it.
+-- run whose checkpoint starts it. `_later` leaves groups and sessions to the workers.
 CREATE FUNCTION make_all(
     _now bigint, _starts jsonb, _makers bigint[], _behind boolean, _later boolean,
     OUT ids text[], OUT existed boolean[], OUT same boolean[], OUT limits integer[]
@@ -246,20 +276,22 @@ BEGIN
         FROM (
             SELECT DISTINCT ON (l.queue, l.group) l.queue, l.group AS key, coalesce(l.group_limit, 1) AS most
             FROM listed AS l
-            WHERE l.group <> '' AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = l.id)
+            WHERE l.group <> '' AND NOT _later AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = l.id)
                 AND NOT EXISTS (SELECT 1 FROM listed AS b WHERE b.id = l.id AND b.place < l.place)
             ORDER BY l.queue, l.group, l.place
         ) AS g
     ),
     tied AS (
         SELECT s.queue, s.key, session_of(s.queue, s.key) AS id
-        FROM (SELECT DISTINCT l.queue, l.session AS key FROM listed AS l WHERE l.session <> '' ORDER BY 1, 2) AS s
+        FROM (
+            SELECT DISTINCT l.queue, l.session AS key FROM listed AS l WHERE l.session <> '' AND NOT _later ORDER BY 1, 2
+        ) AS s
     )
     SELECT
         array_agg(l.id ORDER BY l.place) AS ids,
         lanes_of(
             array_agg(l.queue ORDER BY l.place), array_agg(l.workflow ORDER BY l.place),
-            array_agg(coalesce(l.version, '') ORDER BY l.place)
+            array_agg(coalesce(l.version, '') ORDER BY l.place), _later
         ) AS lanes,
         array_agg(l.workflow ORDER BY l.place) AS workflows,
         array_agg(l.input ORDER BY l.place) AS inputs,
@@ -270,7 +302,7 @@ BEGIN
         array_agg(l.of ORDER BY l.place) AS parents,
         array_agg(g.id ORDER BY l.place) AS groups,
         array_agg(CASE WHEN l.group <> '' THEN coalesce(l.group_limit, 1) END ORDER BY l.place) AS asked,
-        array_agg(CASE WHEN g.id IS NOT NULL THEN coalesce(l.group_keep, true) END ORDER BY l.place) AS keeps,
+        array_agg(CASE WHEN l.group <> '' THEN coalesce(l.group_keep, true) END ORDER BY l.place) AS keeps,
         array_agg(t.id ORDER BY l.place) AS sessions,
         array_agg(nullif(l.batch, '') ORDER BY l.place) AS batches,
         array_agg(l.unique ->> 'key' ORDER BY l.place) AS keys,
@@ -296,6 +328,9 @@ BEGIN
         CASE WHEN _all.any_label THEN _all.labels END,
         _behind, _later
     );
+    IF _later THEN
+        PERFORM join_later(_starts, _made);
+    END IF;
     ids := _all.ids;
     IF _all.any_group THEN
         -- The limits that hold, where nobody asked for those that the starts bring.
@@ -411,7 +446,12 @@ BEGIN
             existed := existed || true;
             same := same || true;
             limits := limits || NULL::integer;
-            IF _kind IN ('replace', 'debounce') AND NOT _begun THEN
+            IF _kind IN ('replace', 'debounce') AND NOT _begun AND _later THEN
+                _due := coalesce((_start ->> 'at')::bigint, _now + coalesce((_start ->> 'delay')::bigint, 0));
+                INSERT INTO recheck (word) VALUES (jsonb_build_object(
+                    'what', 'start', 'start', (_start - 'delay') || jsonb_build_object('at', _due)
+                ));
+            ELSIF _kind IN ('replace', 'debounce') AND NOT _begun THEN
                 _due := coalesce((_start ->> 'at')::bigint, _now + coalesce((_start ->> 'delay')::bigint, 0));
                 PERFORM replace_start(
                     _now, _holder, _start ->> 'input', CASE WHEN _due > _now THEN _due END,

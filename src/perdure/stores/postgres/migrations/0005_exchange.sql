@@ -4,7 +4,7 @@
 
 BEGIN;
 
--- The lanes that a worker serves. Uses the unique index of lane.
+-- The lanes that a worker serves. Uses lane_name.
 CREATE FUNCTION served(_worker bigint) RETURNS integer[] LANGUAGE sql STABLE AS $$
     SELECT coalesce(array_agg(l.id ORDER BY l.id), '{}')
     FROM worker AS w

@@ -51,6 +51,9 @@ SELECT perdure.pause_schedule($1, $2, $3);
 -- name: remove_schedule
 SELECT perdure.remove_schedule($1);
 
+-- name: is_over
+SELECT perdure.is_over($1);
+
 -- name: register
 SELECT perdure.register($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 

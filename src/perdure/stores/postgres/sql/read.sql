@@ -1,7 +1,7 @@
 -- What clients read. No statement here locks a row.
 
 -- name: records
--- Runs by their numbers, as JSON. Uses primary keys.
+-- Runs by their numbers, as JSON. What lacks a worker to see to its group is not held by that. Uses primary keys.
 SELECT json_agg(json_build_object(
     'id', r.id,
     'workflow', a.workflow,
@@ -19,7 +19,7 @@ SELECT json_agg(json_build_object(
     'parent', r.parent,
     'worker', (SELECT w.name FROM perdure.worker AS w WHERE w.id = l.worker),
     'cancelling', l.cancelling,
-    'held', l.held,
+    'held', CASE WHEN l.held = 'group' AND l.grp IS NULL THEN NULL ELSE l.held END,
     'body', CASE WHEN d.seq IS NOT NULL THEN d.body WHEN l.state NOT IN ('running', 'waiting') THEN l.error END,
     'waits', (
         SELECT coalesce(
@@ -130,7 +130,7 @@ FROM (
 
 -- name: counts
 -- How many runs of each workflow are in each state, by queue, as JSON. Walks the tallies, and of runs those that are
--- running, scheduled or waiting, by live_owned and live_away.
+-- running, scheduled or waiting, by live_owned and live_away; and what is not in the tallies yet.
 WITH away AS MATERIALIZED (
     SELECT lane, state, count(*) AS runs FROM perdure.live
     WHERE state IN ('scheduled', 'waiting') GROUP BY lane, state
@@ -139,8 +139,14 @@ WITH away AS MATERIALIZED (
 ),
 total AS (
     SELECT
-        lane, sum(runs) AS runs, sum(succeeded) AS succeeded, sum(failed) AS failed, sum(cancelled) AS cancelled
-    FROM perdure.tally GROUP BY lane
+        t.lane, sum(t.runs) AS runs, sum(t.succeeded) AS succeeded, sum(t.failed) AS failed, sum(t.cancelled) AS cancelled
+    FROM (
+        SELECT lane, runs, succeeded, failed, cancelled FROM perdure.tally
+        UNION ALL
+        SELECT (word ->> 'lane')::integer, (word ->> 'runs')::bigint, 0, 0, 0 FROM perdure.recheck
+        WHERE word ->> 'what' = 'count'
+    ) AS t
+    GROUP BY t.lane
 ),
 counted AS (
     SELECT lane, state, runs FROM away
@@ -263,7 +269,7 @@ ORDER BY d.finish LIMIT $3;
 SELECT json_agg(json_build_object(
     'run', l.seq,
     'state', l.state,
-    'held', l.held,
+    'held', CASE WHEN l.held = 'group' AND l.grp IS NULL THEN NULL ELSE l.held END,
     'queue', a.queue,
     'workflow', a.workflow,
     'version', a.version,

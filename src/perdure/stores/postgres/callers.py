@@ -1,0 +1,152 @@
+"""Connections of applications, of whatever driver: told apart by their classes, so that none has to be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.errors import InvalidInput
+from perdure.stores.postgres.url import quote
+
+_TAKEN = "transaction= takes a connection or session with a transaction: of psycopg 3, asyncpg, SQLAlchemy or Django"
+
+
+class Caller(Struct):
+    """How functions of the schema are called on a connection."""
+
+    is_async: bool
+    ask: Callable[[str, str], Awaitable[Any]]
+    """Runs a statement with one parameter, which is a text, and returns the text that it selects."""
+    parameter: str
+    """How the driver has a parameter."""
+    escape: Callable[[str], str]
+
+    async def call(self, schema: str, function: str, said: str) -> str:
+        """Calls a function that takes and returns a text. Raises what the driver raises."""
+        name = self.escape(f"{quote(schema)}.{function}")
+        return await self.ask(f"SELECT {name}({self.parameter})", said)
+
+
+def caller(connection: object) -> Caller:
+    """Raises `InvalidInput` for what is no connection to PostgreSQL, and where no transaction is open."""
+    for cls in type(connection).__mro__:
+        kind = _KINDS.get((cls.__module__.partition(".")[0], cls.__name__))
+        if kind is not None:
+            return kind(connection)
+    raise InvalidInput(f"{_TAKEN}; not {connection!r} ({type(connection).__module__}.{type(connection).__qualname__})")
+
+
+def _no_transaction(how: str) -> InvalidInput:
+    return InvalidInput(f"the connection given with transaction= has no transaction open: {how}")
+
+
+def _asyncpg(connection: Any) -> Caller:
+    if not connection.is_in_transaction():
+        raise _no_transaction("use it within  async with connection.transaction()")
+    return Caller(True, connection.fetchval, "$1::text", str)
+
+
+def _psycopg(connection: Any) -> Caller:
+    _check_psycopg(connection)
+
+    async def ask(statement: str, said: str) -> Any:
+        from psycopg.rows import tuple_row
+
+        with connection.cursor(row_factory=tuple_row) as cursor:
+            return cursor.execute(statement, (said,)).fetchone()[0]
+
+    return Caller(False, ask, "%s::text", _percent)
+
+
+def _psycopg_async(connection: Any) -> Caller:
+    _check_psycopg(connection)
+
+    async def ask(statement: str, said: str) -> Any:
+        from psycopg.rows import tuple_row
+
+        async with connection.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(statement, (said,))
+            return (await cursor.fetchone())[0]
+
+    return Caller(True, ask, "%s::text", _percent)
+
+
+def _check_psycopg(connection: Any) -> None:
+    if connection.autocommit and connection.info.transaction_status == 0:  # idle
+        raise _no_transaction("it is in autocommit mode; use it within  with connection.transaction()")
+
+
+def _sqlalchemy(connection: Any) -> Caller:
+    _check_sqlalchemy(connection)
+
+    async def ask(statement: str, said: str) -> Any:
+        from sqlalchemy import text
+
+        return connection.execute(text(statement), {"said": said}).scalar_one()
+
+    return Caller(False, ask, "CAST(:said AS text)", _colon)
+
+
+def _sqlalchemy_async(connection: Any) -> Caller:
+    _check_sqlalchemy(connection)
+
+    async def ask(statement: str, said: str) -> Any:
+        from sqlalchemy import text
+
+        return (await connection.execute(text(statement), {"said": said})).scalar_one()
+
+    return Caller(True, ask, "CAST(:said AS text)", _colon)
+
+
+def _check_sqlalchemy(connection: Any) -> None:
+    """A session tells by its engine what it is connected to, an async connection by the one that it is made of."""
+    bound = (
+        connection.get_bind() if hasattr(connection, "get_bind") else getattr(connection, "sync_connection", connection)
+    )
+    if bound is None:
+        raise _no_transaction("use it within  async with engine.begin() as connection")
+    if bound.dialect.name != "postgresql":
+        raise InvalidInput(f"{_TAKEN}; this one is to {bound.dialect.name}, and the store is on PostgreSQL")
+    if bound.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        raise _no_transaction("it is in autocommit mode")
+
+
+def _django(connection: Any) -> Caller:
+    if connection.vendor != "postgresql":
+        raise InvalidInput(f"{_TAKEN}; this one is to {connection.vendor}, and the store is on PostgreSQL")
+    if not connection.in_atomic_block and connection.get_autocommit():
+        raise _no_transaction("use it within  with transaction.atomic()")
+
+    async def ask(statement: str, said: str) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute(statement, [said])
+            return cursor.fetchone()[0]
+
+    return Caller(False, ask, "%s::text", _percent)
+
+
+def _percent(name: str) -> str:
+    return name.replace("%", "%%")
+
+
+def _colon(name: str) -> str:
+    return name.replace(":", "\\:")
+
+
+_KINDS: dict[tuple[str, str], Callable[[Any], Caller]] = {
+    ("asyncpg", "Connection"): _asyncpg,
+    ("asyncpg", "PoolConnectionProxy"): _asyncpg,
+    ("psycopg", "Connection"): _psycopg,
+    ("psycopg", "AsyncConnection"): _psycopg_async,
+    ("sqlalchemy", "Connection"): _sqlalchemy,
+    ("sqlalchemy", "Session"): _sqlalchemy,
+    ("sqlalchemy", "scoped_session"): _sqlalchemy,
+    ("sqlalchemy", "AsyncConnection"): _sqlalchemy_async,
+    ("sqlalchemy", "AsyncSession"): _sqlalchemy_async,
+    ("sqlalchemy", "async_scoped_session"): _sqlalchemy_async,
+    ("django", "BaseDatabaseWrapper"): _django,
+    ("django", "ConnectionProxy"): _django,
+}
+"""By package and class."""

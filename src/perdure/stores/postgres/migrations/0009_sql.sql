@@ -1,0 +1,494 @@
+-- For transactions of applications: starts, signals and cancelling from SQL, and steps that commit their checkpoint with
+-- their effect. Such a transaction may be long, so it locks nothing that workers wait for: it only adds rows, and what
+-- else is to be done is left to the exchange that follows its commit. What it does hold is what it asked for: the ids
+-- of its runs and their unique keys.
+--
+-- Those of these functions that applications call run with the rights of the schema's owner, and are nobody else's
+-- until they are granted.
+
+BEGIN;
+
+-- --- what is left to workers
+
+-- Puts runs that were just made by a transaction of an application behind a group that is not known yet: join_up() gives
+-- them their group and session. Locks them, which nobody else sees.
+CREATE FUNCTION join_later(_starts jsonb, _runs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _tied record;
+BEGIN
+    FOR _tied IN
+        SELECT
+            s.queue, coalesce(s.group, '') AS key, coalesce(s.session, '') AS session,
+            min(coalesce(s.group_limit, 1)) AS most, array_agg(m.seq ORDER BY m.place) AS runs
+        FROM unnest(_runs) WITH ORDINALITY AS m (seq, place)
+        JOIN jsonb_array_elements(_starts) WITH ORDINALITY AS e (start, place) USING (place)
+        CROSS JOIN jsonb_to_record(e.start) AS s (queue text, "group" text, group_limit integer, session text)
+        WHERE m.seq IS NOT NULL AND (s.group <> '' OR s.session <> '')
+        GROUP BY 1, 2, 3
+    LOOP
+        UPDATE live AS l SET
+            place = NULL,
+            slot = CASE WHEN l.state = 'queued' THEN 2 ELSE 0 END,
+            held = CASE WHEN l.state = 'queued' THEN 'group' END
+        WHERE l.seq = ANY (_tied.runs);
+        INSERT INTO recheck (word) VALUES (jsonb_build_object(
+            'what', 'join', 'queue', _tied.queue, 'group', _tied.key, 'limit', _tied.most, 'session', _tied.session,
+            'runs', _tied.runs
+        ));
+    END LOOP;
+END $$;
+
+-- Gives runs their group and session, if they are there still. Locks them. Uses primary keys.
+CREATE FUNCTION join_up(_now bigint, _queue text, _group text, _limit integer, _session text, _runs bigint[])
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _grp integer;
+    _ses integer;
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM run AS r WHERE r.seq = ANY (_runs)) THEN
+        RETURN;
+    END IF;
+    _grp := CASE WHEN _group <> '' THEN group_of(_queue, _group, _limit) END;
+    _ses := CASE WHEN _session <> '' THEN session_of(_queue, _session) END;
+    UPDATE run AS r SET grp = _grp, session = _ses WHERE r.seq = ANY (_runs);
+    UPDATE live AS l SET
+        grp = _grp,
+        session = _ses,
+        owner = CASE WHEN _ses IS NULL THEN 0 ELSE -1 END,
+        place = CASE WHEN _grp IS NULL THEN l.seq END,
+        slot = CASE WHEN _grp IS NULL THEN NULL ELSE l.slot END,
+        seat = CASE WHEN l.state <> 'queued' OR _ses IS NULL THEN NULL WHEN _grp IS NULL THEN 2 ELSE 0 END,
+        held = CASE WHEN l.state = 'queued' AND _grp IS NULL THEN 'session' ELSE l.held END
+    WHERE l.seq = ANY (_runs) AND l.grp IS NULL AND l.slot IS NOT NULL AND l.state IN ('queued', 'scheduled');
+    PERFORM admit(_now, ARRAY[_grp], _runs);
+    PERFORM reseat(_now, ARRAY[_ses]);
+END $$;
+
+-- Does one thing that was left to workers; false when it has to wait for somebody who has the run in hand. What it is
+-- about may be gone: then there is nothing to do.
+CREATE FUNCTION take_in(_now bigint, _word jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    _what text := _word ->> 'what';
+    _run bigint;
+BEGIN
+    IF _what = 'count' THEN
+        INSERT INTO tally AS t (lane, shard, runs)
+        VALUES ((_word ->> 'lane')::integer, shard(), (_word ->> 'runs')::bigint)
+        ON CONFLICT (lane, shard) DO UPDATE SET runs = t.runs + excluded.runs;
+    ELSIF _what = 'lane' THEN
+        PERFORM nextval('topology');
+    ELSIF _what = 'join' THEN
+        PERFORM join_up(
+            _now, _word ->> 'queue', _word ->> 'group', (_word ->> 'limit')::integer, _word ->> 'session',
+            ARRAY(SELECT e::bigint FROM jsonb_array_elements_text(_word -> 'runs') AS e)
+        );
+    ELSIF _what = 'start' THEN
+        PERFORM start_all(_now, jsonb_build_array(_word -> 'start'), NULL, false, false);
+    ELSIF _what = 'progress' THEN
+        UPDATE live AS l SET crashes = 0
+        WHERE l.seq = (_word ->> 'run')::bigint AND l.token = (_word ->> 'token')::bigint AND l.state = 'running';
+    ELSE
+        SELECT r.seq INTO _run FROM run AS r WHERE r.id = _word ->> 'run';
+        PERFORM 1 FROM live AS l WHERE l.seq = _run FOR NO KEY UPDATE SKIP LOCKED;
+        IF NOT FOUND AND EXISTS (SELECT 1 FROM live AS l WHERE l.seq = _run) THEN
+            RETURN false;
+        END IF;
+        IF _what = 'signal' AND FOUND THEN
+            PERFORM deliver(_now, _word ->> 'id', _word ->> 'run', _word ->> 'name', _word ->> 'body');
+        ELSIF _what = 'cancel' AND _run IS NOT NULL THEN
+            PERFORM stop(_now, ARRAY[_run], _word ->> 'reason', (_word ->> 'children')::boolean);
+        END IF;
+    END IF;
+    RETURN true;
+END $$;
+
+-- The same for what whoever may call us said: what makes no sense is dropped with a warning, instead of being in the way
+-- of all that comes after it.
+CREATE FUNCTION take_in_said(_now bigint, _word jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN take_in(_now, _word);
+EXCEPTION WHEN data_exception OR integrity_constraint_violation THEN
+    RAISE WARNING 'what a transaction has left to the workers can''t be done, and is dropped: % (%)', _word, SQLERRM;
+    RETURN true;
+END $$;
+
+-- Does what was left to workers, in its order, a bounded number. One does it at a time, so that signals keep their order;
+-- whoever comes second has somebody look again.
+CREATE FUNCTION take_in_all(_now bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _left record;
+    _busy text[] := '{}';
+    _taken boolean;
+    _done bigint[] := '{}';
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtextextended(current_schema(), 10)) THEN
+        PERFORM tell_work(true);
+        RETURN;
+    END IF;
+    FOR _left IN SELECT r.id, r.word FROM recheck AS r WHERE r.word IS NOT NULL ORDER BY r.id LIMIT 200 LOOP
+        CONTINUE WHEN _left.word ->> 'run' = ANY (_busy);
+        IF _left.word ->> 'what' IN ('signal', 'cancel', 'start') THEN
+            _taken := take_in_said(_now, _left.word);
+        ELSE
+            _taken := take_in(_now, _left.word);
+        END IF;
+        IF _taken THEN
+            _done := _done || _left.id;
+        ELSE
+            _busy := _busy || (_left.word ->> 'run');
+        END IF;
+    END LOOP;
+    DELETE FROM recheck AS r WHERE r.id = ANY (_done);
+    -- Others may run, and watch for what came.
+    PERFORM tell_work(true);
+END $$;
+
+-- --- what is checked
+
+-- Raises PD020 unless a text can be a name. The rules are those of the Python client.
+CREATE FUNCTION check_name(_what text, _name text, _none text DEFAULT '') RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF _name IS NULL OR _name = '' THEN
+        RAISE EXCEPTION '% is % where a text of 1 to 200 characters is needed', _what,
+            CASE WHEN _name IS NULL THEN 'NULL' ELSE 'empty' END USING ERRCODE = 'PD020';
+    ELSIF char_length(_name) > 200 THEN
+        RAISE EXCEPTION '% has % characters, and 200 are the most: %…', _what, char_length(_name), left(_name, 20)
+            USING ERRCODE = 'PD020';
+    ELSIF _name ~ '[\x01-\x1f\x7f-\x9f]' THEN
+        RAISE EXCEPTION '% has a control character or a line break: %', _what, to_json(_name) USING ERRCODE = 'PD020';
+    ELSIF _none <> '' AND translate(_name, _none, '') <> _name THEN
+        RAISE EXCEPTION '% can have none of these: % (it is %)', _what, _none, _name USING ERRCODE = 'PD020';
+    END IF;
+END $$;
+
+-- JSON as it is kept. Raises PD020 for none, and PD021 for too much of it.
+CREATE FUNCTION checked_json(_what text, _value jsonb, _most integer) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF _value IS NULL THEN
+        RAISE EXCEPTION '% is NULL: give JSON; the JSON null is ''null''', _what USING ERRCODE = 'PD020';
+    ELSIF octet_length(_value::text) > coalesce(_most, 1048576) THEN
+        RAISE EXCEPTION
+            '% takes % bytes as JSON, and the limit is %: keep it elsewhere and pass a reference to it, or give max_bytes',
+            _what, octet_length(_value::text), coalesce(_most, 1048576) USING ERRCODE = 'PD021';
+    END IF;
+    RETURN _value::text;
+END $$;
+
+-- A duration in milliseconds; raises PD020 for a negative one.
+CREATE FUNCTION checked_ms(_what text, _value interval) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF _value < interval '0' THEN
+        RAISE EXCEPTION '% is negative: %', _what, _value USING ERRCODE = 'PD020';
+    END IF;
+    RETURN (extract(epoch FROM _value) * 1000)::bigint;
+END $$;
+
+-- What one database is, among all: the server's own number and the database's.
+CREATE FUNCTION here() RETURNS text LANGUAGE plpgsql STABLE SECURITY DEFINER AS $$
+BEGIN
+    RETURN (SELECT c.system_identifier FROM pg_control_system() AS c) || '/'
+        || (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database());
+EXCEPTION WHEN insufficient_privilege THEN
+    RETURN current_database();
+END $$;
+
+-- Raises PD024 when somebody means another database.
+CREATE FUNCTION check_here(_here text) RETURNS void LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF _here <> here() THEN
+        RAISE EXCEPTION 'the connection leads to another database than the store''s: it is in %', current_database()
+            USING ERRCODE = 'PD024';
+    END IF;
+END $$;
+
+-- --- what applications call
+
+-- Makes runs within the caller's transaction, from a JSON list of starts.
+CREATE FUNCTION start_later(
+    _clock bigint, _starts jsonb, OUT ids text[], OUT existed boolean[], OUT same boolean[]
+) LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+        AND EXISTS (SELECT 1 FROM jsonb_array_elements(_starts) AS e WHERE e ? 'unique')
+    THEN
+        RAISE EXCEPTION 'a start with a unique key has to see who has the key: use READ COMMITTED, not %',
+            upper(current_setting('transaction_isolation')) USING ERRCODE = 'PD020';
+    END IF;
+    SELECT s.ids, s.existed, s.same INTO ids, existed, same
+    FROM start_all(coalesce(_clock, clock_ms()), _starts, NULL, false, true) AS s;
+    PERFORM pg_notify(channel(), 'w');
+END $$;
+
+-- Makes a run within the caller's transaction and returns its id. `args` are the workflow's arguments by name. A start
+-- whose id or unique key is there already returns that run's id. What holds for the workflow's starts in Python code
+-- (queue, group, timeout …) is not known here.
+CREATE FUNCTION start(
+    workflow text,
+    args jsonb DEFAULT '{}',
+    id text DEFAULT NULL,
+    queue text DEFAULT 'default',
+    priority integer DEFAULT 0,
+    delay interval DEFAULT NULL,
+    at timestamptz DEFAULT NULL,
+    timeout interval DEFAULT NULL,
+    group_key text DEFAULT NULL,
+    group_limit integer DEFAULT 1,
+    group_keep boolean DEFAULT true,
+    session_key text DEFAULT NULL,
+    unique_key text DEFAULT NULL,
+    on_conflict text DEFAULT 'existing',
+    debounce interval DEFAULT NULL,
+    throttle interval DEFAULT NULL,
+    labels jsonb DEFAULT NULL,
+    version text DEFAULT NULL,
+    parent text DEFAULT NULL,
+    max_crashes integer DEFAULT 5,
+    max_bytes integer DEFAULT 1048576,
+    known boolean DEFAULT false
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+#variable_conflict use_variable
+DECLARE
+    _input text;
+    _label record;
+    _kind text := on_conflict;
+    _period bigint := 0;
+    _made record;
+BEGIN
+    PERFORM check_name('the name of the workflow', workflow, '/#~[]');
+    _input := checked_json(format('the input of workflow %s', workflow), args, max_bytes);
+    IF jsonb_typeof(args) <> 'object' THEN
+        RAISE EXCEPTION 'the input of workflow % is the JSON %: give an object with the arguments by name, such as {"order": 7}',
+            workflow, jsonb_typeof(args) USING ERRCODE = 'PD020';
+    END IF;
+    id := coalesce(id, left(replace(gen_random_uuid()::text, '-', ''), 24));
+    queue := coalesce(queue, 'default');
+    PERFORM check_name('the id', id);
+    PERFORM check_name('the queue', queue, ',');
+    PERFORM check_name(e.what, e.name)
+    FROM (VALUES
+        ('the group', group_key), ('the session', session_key), ('the unique key', unique_key), ('the version', version),
+        ('the parent', parent)
+    ) AS e (what, name)
+    WHERE e.name IS NOT NULL;
+    IF delay IS NOT NULL AND at IS NOT NULL THEN
+        RAISE EXCEPTION 'give delay or at, not both' USING ERRCODE = 'PD020';
+    ELSIF at IN ('infinity', '-infinity') THEN
+        RAISE EXCEPTION 'at is %: give a time', at USING ERRCODE = 'PD020';
+    ELSIF timeout <= interval '0' THEN
+        RAISE EXCEPTION 'timeout must be longer than nothing, not %', timeout USING ERRCODE = 'PD020';
+    ELSIF group_limit < 1 OR max_crashes < 1 THEN
+        RAISE EXCEPTION 'group_limit and max_crashes are 1 or more' USING ERRCODE = 'PD020';
+    ELSIF on_conflict IS NULL OR on_conflict NOT IN ('existing', 'replace') THEN
+        RAISE EXCEPTION 'on_conflict is ''existing'' or ''replace'', not %; see also debounce and throttle',
+            coalesce(quote_literal(on_conflict), 'NULL') USING ERRCODE = 'PD020';
+    ELSIF num_nonnulls(debounce, throttle) + (on_conflict <> 'existing')::integer > 1 THEN
+        RAISE EXCEPTION 'give one of on_conflict, debounce and throttle: each says what a second start does'
+            USING ERRCODE = 'PD020';
+    ELSIF unique_key IS NULL AND (on_conflict <> 'existing' OR num_nonnulls(debounce, throttle) > 0) THEN
+        RAISE EXCEPTION 'on_conflict, debounce and throttle go with unique_key: they are about runs of one key'
+            USING ERRCODE = 'PD020';
+    ELSIF coalesce(debounce, throttle) <= interval '0' THEN
+        RAISE EXCEPTION 'debounce and throttle must be longer than nothing' USING ERRCODE = 'PD020';
+    ELSIF debounce IS NOT NULL AND num_nonnulls(delay, at) > 0 THEN
+        RAISE EXCEPTION 'debounce says when the run begins: leave out delay and at' USING ERRCODE = 'PD020';
+    ELSIF labels IS NOT NULL AND jsonb_typeof(labels) <> 'object' THEN
+        RAISE EXCEPTION 'labels are a JSON object of texts, such as {"customer": "7"}' USING ERRCODE = 'PD020';
+    ELSIF parent IS NOT NULL THEN
+        PERFORM found(parent);
+    END IF;
+    IF labels IS NOT NULL THEN
+        FOR _label IN SELECT e.key, e.value FROM jsonb_each(labels) AS e LOOP
+            PERFORM check_name('a label', _label.key);
+            IF jsonb_typeof(_label.value) <> 'string' THEN
+                RAISE EXCEPTION 'label % is the JSON %: a label''s value is a text', _label.key, jsonb_typeof(_label.value)
+                    USING ERRCODE = 'PD020';
+            END IF;
+            PERFORM check_name(format('the value of label %s', _label.key), _label.value #>> '{}');
+        END LOOP;
+        IF (SELECT count(*) FROM jsonb_object_keys(labels)) > 20 THEN
+            RAISE EXCEPTION 'a run has at most 20 labels; larger data goes into its input' USING ERRCODE = 'PD020';
+        END IF;
+    END IF;
+    IF NOT EXISTS (SELECT 1 FROM worker AS w WHERE workflow = ANY (w.workflows) AND queue = ANY (w.queues)) THEN
+        IF known THEN
+            RAISE EXCEPTION 'no live worker serves workflow % on queue %: is the name right, and does a worker run?',
+                workflow, queue USING ERRCODE = 'PD023';
+        END IF;
+        RAISE WARNING 'no live worker serves workflow % on queue %: its run waits for one', workflow, queue
+            USING ERRCODE = 'PD023';
+    END IF;
+    IF debounce IS NOT NULL THEN
+        _kind := 'debounce';
+        _period := checked_ms('debounce', debounce);
+    ELSIF throttle IS NOT NULL THEN
+        _kind := 'throttle';
+        _period := checked_ms('throttle', throttle);
+    END IF;
+    SELECT s.ids[1] AS id, s.same[1] AS same INTO _made
+    FROM start_later(NULL, jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
+        'id', id, 'workflow', workflow, 'queue', queue, 'input', _input, 'priority', coalesce(priority, 0),
+        'delay', checked_ms('delay', delay), 'at', (extract(epoch FROM at) * 1000)::bigint,
+        'timeout', checked_ms('timeout', timeout), 'max_crashes', max_crashes, 'parent', parent, 'version', version,
+        'group', group_key, 'group_limit', group_limit, 'group_keep', group_keep, 'session', session_key,
+        'labels', labels,
+        'unique', CASE
+            WHEN unique_key IS NOT NULL
+            THEN jsonb_build_object('key', unique_key, 'on_conflict', _kind, 'period', _period)
+        END
+    )))) AS s;
+    IF NOT _made.same THEN
+        RAISE EXCEPTION 'run % exists with another workflow or input: an id names one piece of work for ever, use another one',
+            quote_literal(id) USING ERRCODE = 'PD022';
+    END IF;
+    RETURN _made.id;
+END $$;
+
+-- Leaves a signal for a run to the workers. Raises PD001 or PD002 when the run can't take one.
+CREATE FUNCTION signal_later(_run text, _name text, _body text, _id text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _found record;
+BEGIN
+    SELECT f.* INTO _found FROM found(_run) AS f;
+    IF _found.state IN ('succeeded', 'failed', 'cancelled')
+        AND NOT EXISTS (SELECT 1 FROM signal AS s WHERE s.run = _found.seq AND s.id = _id)
+    THEN
+        RAISE EXCEPTION 'run % is %: it takes no signals any more', _run, _found.state USING ERRCODE = 'PD002';
+    END IF;
+    INSERT INTO recheck (word)
+    VALUES (jsonb_build_object('what', 'signal', 'id', _id, 'run', _run, 'name', _name, 'body', _body));
+    PERFORM pg_notify(channel(), 'w');
+END $$;
+
+-- Leaves it to the workers to cancel a run; returns the state that it has now.
+CREATE FUNCTION cancel_later(_run text, _reason text, _children boolean) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    _state text;
+BEGIN
+    SELECT f.state INTO _state FROM found(_run) AS f;
+    INSERT INTO recheck (word)
+    VALUES (jsonb_build_object('what', 'cancel', 'run', _run, 'reason', _reason, 'children', _children));
+    PERFORM pg_notify(channel(), 'w');
+    RETURN _state;
+END $$;
+
+-- Sends a signal within the caller's transaction: workers deliver it as soon as that is committed. With an id it is
+-- one signal, however often it is sent.
+CREATE FUNCTION signal(
+    run text, name text, value jsonb DEFAULT 'null', id text DEFAULT NULL, max_bytes integer DEFAULT 1048576
+) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
+#variable_conflict use_variable
+BEGIN
+    PERFORM check_name('the id of the run', run);
+    PERFORM check_name('the name of the signal', name);
+    id := coalesce(id, replace(gen_random_uuid()::text, '-', ''));
+    PERFORM check_name('the id of the signal', id);
+    PERFORM signal_later(run, name, checked_json(format('the value of signal %s', name), value, max_bytes), id);
+END $$;
+
+-- Cancels a run within the caller's transaction: workers do so as soon as that is committed.
+CREATE FUNCTION cancel(run text, reason text DEFAULT 'cancelled by a client', children boolean DEFAULT true)
+RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
+#variable_conflict use_variable
+BEGIN
+    PERFORM check_name('the id of the run', run);
+    IF reason IS NULL OR char_length(reason) > 1000 THEN
+        RAISE EXCEPTION 'a reason is a text of at most 1000 characters' USING ERRCODE = 'PD020';
+    END IF;
+    PERFORM cancel_later(run, reason, coalesce(children, true));
+END $$;
+
+-- --- what the Python client calls on a connection of the application: JSON in and out, as all drivers have it
+
+CREATE FUNCTION start_within(_said text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER
+SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+DECLARE
+    _all jsonb := _said;
+BEGIN
+    PERFORM check_here(_all ->> 'here');
+    RETURN (SELECT row_to_json(s)::text FROM start_later((_all ->> 'clock')::bigint, _all -> 'starts') AS s);
+END $$;
+
+CREATE FUNCTION signal_within(_said text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    _all jsonb := _said;
+BEGIN
+    PERFORM check_here(_all ->> 'here');
+    PERFORM signal_later(_all ->> 'run_id', _all ->> 'name', _all ->> 'body', _all ->> 'id');
+    RETURN 'null';
+END $$;
+
+CREATE FUNCTION cancel_within(_said text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    _all jsonb := _said;
+BEGIN
+    PERFORM check_here(_all ->> 'here');
+    RETURN to_json(cancel_later(_all ->> 'run_id', _all ->> 'reason', (_all ->> 'children')::boolean));
+END $$;
+
+-- Keeps the checkpoint of a step in the transaction that has its effect, if the claim owns the run still (else "lost")
+-- and none was kept before it (else "kept"). Keeps the worker from being declared dead until the transaction ends, and
+-- lets its exchanges go on. Of two transactions with one checkpoint the second waits here for the first.
+CREATE FUNCTION keep_within(_said text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    _all jsonb := _said;
+    _new jsonb := _all -> 'checkpoint';
+    _run bigint := (_all ->> 'ref')::bigint;
+    _token bigint := (_all ->> 'token')::bigint;
+    _crashes integer;
+BEGIN
+    PERFORM check_here(_all ->> 'here');
+    PERFORM 1 FROM worker AS w WHERE w.id = _token >> 40 FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN '{"refused": "lost"}';
+    END IF;
+    SELECT l.crashes INTO _crashes FROM live AS l WHERE l.seq = _run AND l.token = _token AND l.state = 'running';
+    IF NOT FOUND THEN
+        RETURN '{"refused": "lost"}';
+    END IF;
+    INSERT INTO checkpoint AS c (run, position, key, kind, outcome, attempts, digest, at, started_at, saved_at, body)
+    VALUES (
+        _run, nextval('position'), _new ->> 'key', _new ->> 'kind', _new ->> 'outcome',
+        coalesce((_new ->> 'attempts')::integer, 1), coalesce(_new ->> 'digest', ''), NULL,
+        coalesce((_new ->> 'started_at')::bigint, 0), coalesce((_all ->> 'clock')::bigint, clock_ms()), _new ->> 'body'
+    )
+    ON CONFLICT (run, key) DO UPDATE SET
+        position = excluded.position, kind = excluded.kind, outcome = excluded.outcome, attempts = excluded.attempts,
+        digest = excluded.digest, at = excluded.at, started_at = excluded.started_at, saved_at = excluded.saved_at,
+        body = excluded.body
+    WHERE c.outcome = 'open';
+    IF NOT FOUND THEN
+        RETURN '{"refused": "kept"}';
+    END IF;
+    IF _crashes > 0 THEN
+        INSERT INTO recheck (word) VALUES (jsonb_build_object('what', 'progress', 'run', _run, 'token', _token));
+    END IF;
+    RETURN json_build_object('transaction', pg_current_xact_id()::text);
+END $$;
+
+-- Whether a transaction has ended. One that this server does not know of yet was another one's, before a failover.
+CREATE FUNCTION is_over(_transaction text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN pg_xact_status(_transaction::xid8) IS DISTINCT FROM 'in progress';
+EXCEPTION WHEN invalid_parameter_value THEN
+    RETURN true;
+END $$;
+
+-- A temporary table of the caller's must not be taken for one of ours where our rights hold.
+DO $$
+DECLARE
+    _function regprocedure;
+BEGIN
+    FOR _function IN
+        SELECT p.oid::regprocedure FROM pg_proc AS p
+        WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.prosecdef
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', _function, current_schema());
+        IF _function <> 'here()'::regprocedure THEN
+            EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', _function);
+        END IF;
+    END LOOP;
+END $$;
+
+INSERT INTO migration (version, name, oldest) VALUES (9, '0009_sql', 1);
+
+COMMIT;

@@ -1,0 +1,468 @@
+"""Steps that commit their effect and their checkpoint together, by the driver that they use."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, cast
+
+import asyncpg
+import psycopg
+import pytest
+
+from perdure import App, Retry, State, step
+from perdure.errors import DefinitionError, RunFailed
+from perdure.model import Checkpoint, Kind, Outcome, Start
+from perdure.stores.base import Claim, Exchange, Registration, Save, joining
+from servers.drivers import ASYNC, SYNC, Transaction
+from servers.postgres import migrated_postgres
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    url = migrated_postgres(request.node.nodeid)
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE effect (note text)")
+    return url
+
+
+@pytest.fixture
+async def app(url: str) -> AsyncGenerator[App]:
+    app = App(url)
+    yield app
+    await app.close()
+
+
+def effects(url: str) -> list[str]:
+    with psycopg.connect(url) as connection:
+        return [row[0] for row in connection.execute("SELECT note FROM effect ORDER BY note")]
+
+
+def note(own: Transaction, text: str) -> Any:
+    return own.run(f"INSERT INTO effect VALUES ('{text}')")
+
+
+def shown(connection: Any) -> Transaction:
+    """A transaction by its own means."""
+    return Transaction(connection, connection.execute)
+
+
+@contextmanager
+def blocking(url: str) -> Generator[psycopg.Connection[Any]]:
+    with psycopg.connect(url) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def suspending(url: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            yield connection
+    finally:
+        await connection.close()
+
+
+class _Once:
+    """Fails the first time that it is asked to."""
+
+    def __init__(self) -> None:
+        self.left = 1
+
+    def fail(self) -> None:
+        if self.left:
+            self.left -= 1
+            raise ConnectionResetError("gone")
+
+
+@pytest.mark.parametrize("driver", ASYNC)
+async def test_effect_and_checkpoint_of_an_async_step(driver: str, app: App, url: str) -> None:
+    once, opened = _Once(), ASYNC[driver]
+
+    @asynccontextmanager
+    async def begin() -> AsyncGenerator[Any]:
+        async with opened(url) as own:
+            wrapped[id(own.connection)] = own
+            yield own.connection
+
+    wrapped: dict[int, Transaction] = {}
+
+    @step(transaction=begin)
+    async def pay(connection: Any, cents: int, *, to: str = "ada") -> str:
+        await note(wrapped[id(connection)], f"{cents} to {to}")
+        return f"paid {cents}"
+
+    @app.workflow(retry=Retry(attempts=2, delay=0))
+    async def buy(cents: int) -> str:
+        first, second = await asyncio.gather(pay(cents), pay(cents + 1, to="bob"))
+        once.fail()
+        return f"{first}, {second}"
+
+    async with app.worker():
+        run = await buy.start(5)
+        assert await run.result(10) == "paid 5, paid 6"
+    assert effects(url) == ["5 to ada", "6 to bob"]
+    assert sorted((each.key, each.attempts) for each in await run.history()) == [("pay", 1), ("pay#2", 1)]
+    await pay(9)  # outside of a run: the same without a checkpoint
+    assert effects(url) == ["5 to ada", "6 to bob", "9 to ada"]
+
+
+@pytest.mark.parametrize("driver", SYNC)
+async def test_effect_and_checkpoint_of_a_plain_step(driver: str, app: App, url: str) -> None:
+    once, opened = _Once(), SYNC[driver]
+    local = threading.local()
+
+    @contextmanager
+    def begin() -> Generator[Any]:
+        with opened(url) as own:
+            local.own = own
+            yield own.connection
+
+    @step(transaction=begin)
+    def pay(connection: Any, cents: int) -> str:
+        note(local.own, str(cents))
+        return f"paid {cents}"
+
+    @app.workflow(retry=Retry(attempts=2, delay=0))
+    def buy(cents: int) -> str:
+        paid = pay(cents).wait()
+        once.fail()
+        return paid
+
+    async with app.worker():
+        assert await buy.run(5) == "paid 5"
+    assert effects(url) == ["5"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_what_fails_leaves_no_effect(is_async: bool, app: App, url: str) -> None:
+    tries: list[int] = []
+
+    def attempt() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise ValueError("no money")
+
+    @step(transaction=lambda: suspending(url), retry=Retry(attempts=3, delay=0))
+    async def pay(connection: asyncpg.Connection[Any]) -> int:
+        await connection.execute("INSERT INTO effect VALUES ('a')")
+        attempt()
+        return len(tries)
+
+    @step(transaction=lambda: blocking(url), retry=Retry(attempts=3, delay=0))
+    def pay_in_thread(connection: psycopg.Connection[Any]) -> int:
+        connection.execute("INSERT INTO effect VALUES ('a')")
+        attempt()
+        return len(tries)
+
+    @step(transaction=lambda: suspending(url))
+    async def fail(connection: asyncpg.Connection[Any]) -> object:
+        await connection.execute("INSERT INTO effect VALUES ('b')")
+        return object()
+
+    @app.workflow
+    async def buy() -> int:
+        return await (pay() if is_async else pay_in_thread())
+
+    @app.workflow
+    async def break_() -> None:
+        await fail()
+
+    async with app.worker():
+        assert await buy.run() == 3
+        with pytest.raises(RunFailed, match="can't be written as JSON"):
+            await break_.run()
+    assert effects(url) == ["a"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("committed", [True, False])
+async def test_the_reply_to_a_commit_is_lost(is_async: bool, committed: bool, app: App, url: str) -> None:
+    @asynccontextmanager
+    async def begin() -> AsyncGenerator[asyncpg.Connection[Any]]:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
+        transaction = connection.transaction()
+        await transaction.start()
+        yield connection
+        await (transaction.commit() if committed else transaction.rollback())
+        await connection.close()
+        raise ConnectionResetError("the reply is lost")
+
+    @contextmanager
+    def begin_in_thread() -> Generator[psycopg.Connection[Any]]:
+        with psycopg.connect(url) as connection:
+            yield connection
+            (connection.commit if committed else connection.rollback)()
+        raise ConnectionResetError("the reply is lost")
+
+    @step(transaction=begin)
+    async def pay(connection: asyncpg.Connection[Any]) -> str:
+        await connection.execute("INSERT INTO effect VALUES ('a')")
+        return "paid"
+
+    @step(transaction=begin_in_thread)
+    def pay_in_thread(connection: psycopg.Connection[Any]) -> str:
+        connection.execute("INSERT INTO effect VALUES ('a')")
+        return "paid"
+
+    @app.workflow
+    async def buy() -> str:
+        return await (pay() if is_async else pay_in_thread())
+
+    async with app.worker():
+        if committed:
+            assert await buy.run() == "paid"
+        else:
+            with pytest.raises(RunFailed, match="the reply is lost"):
+                await buy.run()
+    assert effects(url) == (["a"] if committed else [])
+
+
+async def test_a_commit_that_the_server_does_only_later(app: App, url: str) -> None:
+    pending: list[tuple[asyncpg.Connection[Any], Any]] = []
+    lost = asyncio.Event()
+
+    @asynccontextmanager
+    async def begin() -> AsyncGenerator[asyncpg.Connection[Any]]:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
+        transaction = connection.transaction()
+        await transaction.start()
+        yield connection
+        pending.append((connection, transaction))
+        lost.set()
+        raise ConnectionResetError("the reply is lost")
+
+    @step(transaction=begin, retry=Retry(attempts=5, delay=0))
+    async def pay(connection: asyncpg.Connection[Any]) -> str:
+        await connection.execute("INSERT INTO effect VALUES ('a')")
+        return "paid"
+
+    @app.workflow
+    async def buy() -> str:
+        return await pay()
+
+    @app.workflow
+    async def other() -> str:
+        return "done"
+
+    async with app.worker():
+        run = await buy.start()
+        await asyncio.wait_for(lost.wait(), 10)
+        assert await other.run() == "done"  # The worker goes on meanwhile, and exchanges.
+        assert (await run.status()).state is State.RUNNING
+        (connection, transaction), *more = pending
+        assert not more
+        await transaction.commit()
+        await connection.close()
+        assert await run.result(10) == "paid"
+    assert effects(url) == ["a"]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_the_time_of_a_step_is_over_while_it_commits(committed: bool, app: App, url: str) -> None:
+    @asynccontextmanager
+    async def begin() -> AsyncGenerator[asyncpg.Connection[Any]]:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
+        transaction = connection.transaction()
+        await transaction.start()
+        yield connection
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await (transaction.commit() if committed else transaction.rollback())
+            await connection.close()
+
+    @step(transaction=begin, timeout=0.2)
+    async def pay(connection: asyncpg.Connection[Any]) -> str:
+        await connection.execute("INSERT INTO effect VALUES ('a')")
+        return "paid"
+
+    @app.workflow
+    async def buy() -> str:
+        return await pay()
+
+    async with app.worker():
+        if committed:
+            assert await buy.run() == "paid"
+        else:
+            with pytest.raises(RunFailed, match="took longer than its timeout"):
+                await buy.run()
+    assert effects(url) == (["a"] if committed else [])
+
+
+async def test_nothing_overtakes_a_commit_that_is_under_way(app: App, url: str) -> None:
+    """What the code sees first is also what replay delivers first."""
+    keeping, done = asyncio.Event(), asyncio.Event()
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def begin() -> AsyncGenerator[asyncpg.Connection[Any]]:
+        async with suspending(url) as connection:
+            yield connection
+            keeping.set()
+            await done.wait()
+
+    @step(transaction=begin)
+    async def pay(connection: asyncpg.Connection[Any]) -> str:
+        return "pay"
+
+    @step
+    async def look() -> str:
+        await keeping.wait()
+        asyncio.get_running_loop().call_later(0.3, done.set)
+        return "look"
+
+    @app.workflow(retry=Retry(attempts=2, delay=0))
+    async def race() -> list[str]:
+        came = [await each for each in asyncio.as_completed([look(), pay()])]
+        seen.append(",".join(came))
+        if len(seen) == 1:
+            raise ConnectionResetError
+        return came
+
+    async with app.worker():
+        assert await race.run() == ["pay", "look"]
+    assert seen == ["pay,look", "pay,look"]
+
+
+# --- what the store promises
+
+
+async def _claimed(app: App, name: str = "w") -> Claim:
+    store = await app.client.store()
+    await store.enqueue([Start("r", "buy", "default", "{}")])
+    worker = await store.register(
+        Registration(name=name, host="h", pid=1, queues=["default"], workflows=["buy"], concurrency=1, lease=60_000)
+    )
+    claims = (await store.exchange(Exchange(worker, 1, slots=1))).claims
+    return claims[0]
+
+
+def _save(claim: Claim, body: str = "1") -> Save:
+    return Save(claim.ref, claim.token, Checkpoint("pay", Kind.STEP, Outcome.OK, body, digest="d"))
+
+
+async def test_an_open_transaction_keeps_the_worker_but_not_its_exchanges(app: App, url: str) -> None:
+    claim = await _claimed(app)
+    store = await app.client.store()
+    async with suspending(url) as connection:
+        kept = await joining(store).within(connection).keep(_save(claim))
+        assert kept.transaction and not kept.refused
+        assert not await joining(store).is_over(kept.transaction)
+        assert await asyncio.wait_for(store.bury("w"), 4) == 0
+        reply = await asyncio.wait_for(store.exchange(Exchange(claim.token >> 40, 2, slots=1)), 4)
+        assert not reply.gone
+        await store.cancel("r", "because")  # may be asked for
+    assert await joining(store).is_over(kept.transaction)
+    assert await store.bury("w") == 1
+    assert [each.body for each in await store.history("r")] == ["1"]
+
+
+async def test_of_two_the_second_waits_and_gives_way(app: App, url: str) -> None:
+    claim = await _claimed(app)
+    joined = joining(await app.client.store())
+    async with suspending(url) as first, suspending(url) as second:
+        await joined.within(first).keep(_save(claim))
+        waits = asyncio.create_task(joined.within(second).keep(_save(claim, "2")))
+        async with suspending(url) as third:
+            while not await third.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                await asyncio.sleep(0.01)
+        await first.execute("COMMIT")
+        assert (await waits).refused == "kept"
+        await first.execute("BEGIN")
+    assert [each.body for each in await (await app.client.store()).history("r")] == ["1"]
+
+
+async def test_only_the_claim_that_owns_the_run_may(app: App, url: str) -> None:
+    claim = await _claimed(app)
+    store = await app.client.store()
+    await store.bury("w")
+    async with suspending(url) as connection:
+        assert (await joining(store).within(connection).keep(_save(claim))).refused == "lost"
+    await store.register(
+        Registration(name="v", host="h", pid=1, queues=["default"], workflows=["buy"], concurrency=1, lease=60_000)
+    )
+    async with suspending(url) as connection:
+        assert (await joining(store).within(connection).keep(_save(claim))).refused == "lost"
+    assert await store.history("r") == []
+
+
+async def test_a_step_that_waits_for_another_try_is_replaced_and_counts_as_progress(app: App, url: str) -> None:
+    claim = await _claimed(app)
+    store = await app.client.store()
+    await store.bury("w")
+    worker = await store.register(
+        Registration(name="v", host="h", pid=1, queues=["default"], workflows=["buy"], concurrency=1, lease=60_000)
+    )
+    again = (await store.exchange(Exchange(worker, 1, slots=1))).claims[0]
+    assert (again.ref, again.crashes) == (claim.ref, 1)
+    opened = Save(again.ref, again.token, Checkpoint("pay", Kind.STEP, Outcome.OPEN, "1", digest="d"))
+    await store.exchange(Exchange(worker, 2, saves=[opened]))
+    async with suspending(url) as connection:
+        assert not (await joining(store).within(connection).keep(_save(again))).refused
+    await store.exchange(Exchange(worker, 3))
+    record = await store.load("r")
+    assert record is not None and record.crashes == 0
+    assert [(each.outcome, each.body) for each in await store.history("r")] == [(Outcome.OK, "1")]
+
+
+# --- what can't be
+
+
+async def test_definitions_that_can_not_work(url: str) -> None:
+    with pytest.raises(DefinitionError, match="it gets the connection as its first argument"):
+
+        @cast("Any", step(transaction=lambda: blocking(url)))
+        def without() -> None: ...
+
+    with pytest.raises(DefinitionError, match="is a function that opens a transaction"):
+
+        @step(transaction=5)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        def wrong(connection: Any) -> None: ...
+
+    with pytest.raises(DefinitionError, match="leave out process="):
+        step(transaction=lambda: blocking(url), process=True)  # pyright: ignore[reportCallIssue]
+
+
+async def test_the_transaction_has_to_be_of_the_steps_kind(app: App, url: str) -> None:
+    @step(transaction=lambda: blocking(url))
+    async def pay(connection: Any) -> None: ...
+
+    @step(transaction=lambda: suspending(url))
+    def pay_in_thread(connection: Any) -> None: ...
+
+    @app.workflow
+    async def buy(plain: bool) -> None:
+        await (pay_in_thread() if plain else pay())
+
+    async with app.worker():
+        with pytest.raises(RunFailed, match="has to give an async context manager"):
+            await buy.run(plain=False)
+        with pytest.raises(RunFailed, match="has to give a plain context manager"):
+            await buy.run(plain=True)
+
+
+async def test_another_store_can_not(url: str) -> None:
+    app = App("sqlite://")
+
+    @step(transaction=lambda: suspending(url))
+    async def pay(connection: Any) -> None:
+        raise AssertionError
+
+    @app.workflow
+    async def buy() -> None:
+        await pay()
+
+    async with app, app.worker():
+        with pytest.raises(RunFailed, match="transaction= needs a store on PostgreSQL"):
+            await buy.run()
+    assert effects(url) == []
