@@ -224,7 +224,7 @@ class PerdureClaimer(Claimer):
     def __init__(self, connections: Connections, db: _Recording, worker: int) -> None:
         self._connections = connections
         self._db = db
-        self._desk = Desk(db)
+        self._desk = Desk(db, lambda: None)
         self._worker = worker
         self._serial = 0
         self._settles: list[Settle] = []

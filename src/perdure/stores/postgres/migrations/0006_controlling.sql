@@ -153,6 +153,7 @@ BEGIN
         array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions
     INTO _back
     FROM revived;
+    PERFORM nextval('rewind');
     IF _back.groups IS NOT NULL THEN
         PERFORM admit(_now, _back.groups);
     END IF;

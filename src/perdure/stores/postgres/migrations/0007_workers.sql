@@ -105,6 +105,7 @@ BEGIN
         WHERE NOT EXISTS (SELECT 1 FROM live AS l WHERE l.worker = e AND l.state = 'running')
     );
     PERFORM forget(_now, _dead);
+    PERFORM nextval('rewind');
     PERFORM admit(_now, _moved.groups);
     PERFORM reseat(_now, _moved.sessions);
     PERFORM tell('status');
@@ -187,6 +188,7 @@ BEGIN
     INTO _moved
     FROM moved;
     PERFORM forget(_now, ARRAY[_worker]);
+    PERFORM nextval('rewind');
     PERFORM admit(_now, _moved.groups);
     PERFORM reseat(_now, _moved.sessions);
     PERFORM tell_work();
