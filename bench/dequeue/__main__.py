@@ -56,13 +56,14 @@ def _all(server: Postgres, scenes: Sequence[str], layouts: Sequence[str], quick:
             continue
         for name in layouts:
             url = server.database()
-            print(f"{scene.name}, {name} …", file=sys.stderr)
             figures = asyncio.run(
                 measure(make(name, url), scene, share=0.02 if quick else 1, calls=100 if quick else 1000)
             )
             server.drop(url)
             if figures is not None:
                 found.append(figures)
+                costs = ", ".join(f"{kind}: {cost.processor:.3f} ms" for kind, cost in figures.costs.items())
+                print(f"{scene.name}, {name}: {costs}", file=sys.stderr)
     return found
 
 

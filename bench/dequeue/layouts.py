@@ -137,14 +137,13 @@ class Tasks(Layout):
 
     async def pass_through(self, number: int) -> None:
         for first in range(0, number, 1000):
-            some = min(1000, number - first)
-            await self.run(
-                "WITH made AS (INSERT INTO task (body) SELECT '{}' FROM generate_series(1, $1::int) RETURNING id) "
-                "SELECT count(*) FROM made",
-                some,
-            )
-            await self.run("UPDATE task SET lock_token = id::text, locked_until = $1 WHERE lock_token IS NULL", _DAY)
-            await self.run("DELETE FROM task WHERE lock_token IS NOT NULL")
+            rows = await self.run(
+                "INSERT INTO task (body) SELECT '{}' FROM generate_series($1::int, $2::int) RETURNING id",
+                first + 1, min(first + 1000, number),
+            )  # fmt: skip
+            ids = [row[0] for row in rows]
+            await self.run("UPDATE task SET lock_token = id::text, locked_until = $1 WHERE id = ANY ($2)", _DAY, ids)
+            await self.run("DELETE FROM task WHERE id = ANY ($1)", ids)
 
 
 class _TaskClaimer(Claimer):

@@ -157,8 +157,9 @@ class Desk:
             self._floors.pop(worker, None)
             return
         places = {lane: (priority, place) for lane, priority, place in _Floors.decode(row["floors"])}
-        if row["floored"]:
-            self._floors[worker].places.update(places)
+        floors = self._floors.get(worker)
+        if row["floored"] and floors is not None:
+            floors.places.update(places)
         else:
             now = time.monotonic()
             until = now + max(_LOOK_AT_ALL, _LOOK_SHARE * (now - begun))

@@ -29,9 +29,9 @@ from perdure.model import (
     State,
     WorkerRecord,
 )
-from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Severity, Subscription, Topic
+from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Subscription, Topic
 from perdure.stores.postgres import limits as limiting
-from perdure.stores.postgres import listen, lists, migrate, queues, reads, retention
+from perdure.stores.postgres import doctor, listen, lists, migrate, queues, reads, retention
 from perdure.stores.postgres import starts as starting
 from perdure.stores.postgres import worker as workers
 from perdure.stores.postgres.exchange import Desk
@@ -73,7 +73,7 @@ class PostgresStore:
         return migrate.script(self._location, await migrate.pending(self._location))
 
     async def check(self) -> list[Finding]:
-        return [Finding(Severity.OK, "PostgreSQL")]
+        return await doctor.examine(self._location, self._db.clock())
 
     async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
         subscription = await listen.subscribe(self._location, topic, wake)
