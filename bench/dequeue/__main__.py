@@ -30,7 +30,9 @@ _NAMES = ["before", "fix", "perdure"]
 
 def main() -> int:
     options = _options()
-    server = Postgres(options.url) if options.url else own_server(settings={"autovacuum": "off", "shared_buffers": "1GB"})
+    server = (
+        Postgres(options.url) if options.url else own_server(settings={"autovacuum": "off", "shared_buffers": "1GB"})
+    )
     if isinstance(server, PostgresServer):
         server.start()
     try:
@@ -39,7 +41,9 @@ def main() -> int:
         if isinstance(server, PostgresServer):
             server.remove()
     if options.json:
-        Path(options.json).write_text(json.dumps([dataclasses.asdict(each) for each in found], indent=1), encoding="utf-8")
+        Path(options.json).write_text(
+            json.dumps([dataclasses.asdict(each) for each in found], indent=1), encoding="utf-8"
+        )
     print("\n".join(table(found)))
     print()
     met = True

@@ -10,7 +10,6 @@ from typing import Any
 
 import asyncpg
 
-from perdure.model import Start
 from perdure.stores import open_store
 from perdure.stores.base import Claim, Exchange, Registration, Settle, To
 from perdure.stores.postgres import parse_url
@@ -77,6 +76,7 @@ class Layout(ABC):
 
     async def look(self) -> None:
         """What a worker does every second, beside claiming."""
+        return
 
     async def fill(self, what: str, number: int) -> bool:
         """Puts rows into the queue; False when it knows nothing of the kind."""
@@ -194,14 +194,9 @@ class Perdure(Layout):
         return await PerdureClaimer.make(self.url)
 
     async def pass_through(self, number: int) -> None:
-        claimer = await PerdureClaimer.make(self.url)
-        for first in range(0, number, 1000):
-            starts = [Start(f"passing {first + i}", "work", "default", '{"order": 17}') for i in range(1000)]
-            await self._store.enqueue(starts[: number - first])
-            while await claimer.take(64):
-                pass
-        await claimer.done()
-        await claimer.close()
+        for first in range(0, number, 10_000):
+            for step in ("free", "claim_all", "end_all"):
+                await self.fill(step, min(10_000, number - first))
 
     async def look(self) -> None:
         await self._store.reclaim()
@@ -259,7 +254,6 @@ class PerdureClaimer(Claimer):
     async def close(self) -> None:
         await self._connections.close()
 
-
     async def _exchange(self, slots: int) -> list[Claim]:
         self._serial += 1
         settles, self._settles = self._settles, []
@@ -279,7 +273,6 @@ def _registration(name: str, workflows: list[str]) -> Registration:
 def _buffers(rows: list[Any]) -> int:
     plan = json.loads(rows[0][0])[0]["Plan"]
     return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-
 
 
 def make(name: str, url: str) -> Layout:

@@ -40,7 +40,7 @@ class Figures:
     index_bytes: dict[str, int] = field(default_factory=dict[str, int])
     claim_index: str = ""
     reclaimed_after: float | None = None
-    """Seconds from the end of the lease until the last expired run was claimed again; infinite when that did not come."""
+    """Seconds from the end of the lease until the last expired run was claimed again; infinite when it was not."""
 
 
 async def measure(layout: Layout, scene: Scene, *, share: float, calls: int) -> Figures | None:
@@ -84,12 +84,12 @@ async def _cost(claimer: Claimer, figures: Figures, most: int, calls: int) -> Co
     taken: list[int] = []
     pid = await claimer.pid()
     for call in range(_WARM + calls):
-        spent = _processor(pid)
+        spent = busy_for(pid)
         begin = time.perf_counter()
         got = await claimer.take(most)
         if call >= _WARM:
             times.append((time.perf_counter() - begin) * 1000)
-            busy.append(_processor(pid) - spent)
+            busy.append(busy_for(pid) - spent)
         taken += got
         await claimer.done()
         if len(got) != most:
@@ -118,9 +118,9 @@ async def _together(layout: Layout, number: int, calls: int) -> Cost:
         for _ in range(_WARM):
             await claimer.take(1)
     pids = [await claimer.pid() for claimer in claimers]
-    spent = sum(map(_processor, pids))
+    spent = sum(map(busy_for, pids))
     await asyncio.gather(*map(claim, claimers))
-    processor = (sum(map(_processor, pids)) - spent) / len(times)
+    processor = (sum(map(busy_for, pids)) - spent) / len(times)
     if len(set(taken)) != len(taken):
         raise RuntimeError(f"{layout.name} gave a run to two claimers")
     buffers = await claimers[0].buffers(1)
@@ -130,7 +130,7 @@ async def _together(layout: Layout, number: int, calls: int) -> Cost:
     return Cost(median, p99, processor or median, processor or median, buffers)
 
 
-def _processor(pid: int) -> float:
+def busy_for(pid: int) -> float:
     """Milliseconds that a process of this machine has run; 0 when it can't be seen."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e6

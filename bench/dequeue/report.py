@@ -18,7 +18,11 @@ def table(found: Sequence[Figures]) -> Iterator[str]:
     for each in found:
         title = _TITLES[each.scene].title
         if each.reclaimed_after is not None:
-            after = f"{each.reclaimed_after:.1f} s after its end" if math.isfinite(each.reclaimed_after) else "not within 10 s"
+            after = (
+                f"{each.reclaimed_after:.1f} s after its end"
+                if math.isfinite(each.reclaimed_after)
+                else "not within 10 s"
+            )
             yield f"| {title} | {each.layout} | reclaimed {after} | | | | | | |"
             continue
         size = each.index_bytes.get(each.claim_index, 0) // 1024
@@ -30,8 +34,8 @@ def table(found: Sequence[Figures]) -> Iterator[str]:
 
 
 def targets(found: Sequence[Figures]) -> Iterator[tuple[bool, str]]:
-    """What is to be seen of the store, each with whether it is; by the server's processor, which other work on the machine
-    does not slow down."""
+    """What is to be seen of the store, each with whether it is; by the server's processor, which is not slowed down by
+    what else the machine does."""
     by = {(each.scene, each.layout): each for each in found}
     ours = {each.scene: each for each in found if each.layout == "perdure"}
     before, claimed = by.get(("claimed", "before")), ours.get("claimed")

@@ -61,8 +61,10 @@ async def test_a_sound_store_has_nothing_wrong(store: Store, sound: None) -> Non
     findings = await store.check()
     assert bad(findings) == []
     told = "\n".join(finding.what for finding in findings)
-    for what in ("PostgreSQL 1", "clocks", "nothing between", "all rights", "as it was made", "connections are in use",
-                 "no old snapshot", "few dead rows", "indexes are valid", "no dead workers", "wake-ups come through"):  # fmt: skip
+    for what in (
+        "PostgreSQL 1", "clocks", "nothing between", "all rights", "as it was made", "connections are in use",
+        "no old snapshot", "few dead rows", "indexes are valid", "no dead workers", "wake-ups come through",
+    ):  # fmt: skip
         assert what in told
 
 
@@ -131,7 +133,9 @@ async def test_a_user_without_rights(store: Store, url: str, postgres: Postgres,
     postgres.run(f"DROP ROLE {role}")
 
 
-async def test_dead_workers_and_what_nobody_looks_after(store: Store, url: str, postgres: Postgres, sound: None) -> None:
+async def test_dead_workers_and_what_nobody_looks_after(
+    store: Store, url: str, postgres: Postgres, sound: None
+) -> None:
     await worker(store)
     await store.enqueue([start(group="g")])
     postgres.run("INSERT INTO perdure.recheck (grp) SELECT id FROM perdure.grp", url=url)

@@ -81,9 +81,7 @@ async def has_floors(store: Store, ada: Worker) -> bool:
     return ada.id in store._desk._floors  # type: ignore[attr-defined]
 
 
-async def test_claims_do_not_walk_what_was_claimed(
-    store: Store, snapshot: psycopg.Connection
-) -> None:
+async def test_claims_do_not_walk_what_was_claimed(store: Store, snapshot: psycopg.Connection) -> None:
     ada = await worker(store)
     await pass_by(store, ada)
     assert await has_floors(store, ada)
@@ -160,7 +158,9 @@ async def _retired(store: Store, bob: Worker, claim: Claim, clock: ManualClock) 
 
 
 @pytest.mark.parametrize(
-    "comes", [_release, _retry, _backoff, _continue, _timer, _signal, _again, _buried, _retired], ids=lambda f: f.__name__
+    "comes",
+    [_release, _retry, _backoff, _continue, _timer, _signal, _again, _buried, _retired],
+    ids=lambda f: f.__name__,
 )
 async def test_what_comes_back_to_its_place_is_claimed_first(
     store: Store, clock: ManualClock, snapshot: psycopg.Connection, comes: Comes

@@ -2,7 +2,8 @@
 -- nobody else is there. Worker 1 is the one that others' runs belong to, worker 2 the one that claims.
 
 -- name: setup
-CREATE FUNCTION pg_temp.lane(_queue text, _workflow text) RETURNS integer LANGUAGE sql AS
+-- Not what IMMUTABLE is for, but so it is called once for each statement.
+CREATE FUNCTION pg_temp.lane(_queue text, _workflow text) RETURNS integer LANGUAGE sql IMMUTABLE AS
 $$ SELECT (lanes_of(ARRAY[_queue], ARRAY[_workflow], ARRAY['']))[1] $$;
 CREATE FUNCTION pg_temp.facts(_number bigint, _lane integer) RETURNS TABLE (seq bigint, place bigint) LANGUAGE sql AS $$
     WITH made AS (
@@ -71,7 +72,7 @@ UPDATE run AS r SET grp = l.grp FROM live AS l WHERE l.seq = r.seq AND l.grp IS 
 -- name: finished
 INSERT INTO ended (seq, finish, finished_at, place, settled, started_at, lane, attempt, crashes, ties, state, body)
 SELECT
-    f.seq, nextval('finish'), {now}, f.seq, (1::bigint << 40) + f.place, {now}, pg_temp.lane('default', 'work'), 1, 0, 0,
+    f.seq, nextval('finish'), {now} - 86400000, f.seq, (1::bigint << 40) + f.place, {now}, pg_temp.lane('default', 'work'), 1, 0, 0,
     'succeeded', '{{"done": true}}'
 FROM pg_temp.facts({number}, pg_temp.lane('default', 'work')) AS f;
 UPDATE tally SET succeeded = succeeded + {number} WHERE lane = pg_temp.lane('default', 'work') AND shard = 0;
@@ -81,3 +82,11 @@ INSERT INTO live (seq, place, lane, priority, max_crashes, ties, state, worker, 
 SELECT f.seq, f.seq, pg_temp.lane('default', 'work'), 0, 5, 0, 'running', 1, (1::bigint << 40) + f.place, {now}
 FROM pg_temp.facts({number}, pg_temp.lane('default', 'work')) AS f;
 UPDATE lease SET until = {now} + {lease} WHERE worker = 1;
+
+-- name: claim_all
+UPDATE live SET state = 'running', worker = 1, token = (1::bigint << 40) + seq, started_at = {now} WHERE state = 'queued';
+
+-- name: end_all
+WITH gone AS (DELETE FROM live WHERE state = 'running' RETURNING seq, place, token, started_at, lane)
+INSERT INTO ended (seq, finish, finished_at, place, settled, started_at, lane, attempt, crashes, ties, state, body)
+SELECT seq, nextval('finish'), {now}, place, token, started_at, lane, 1, 0, 0, 'succeeded', '{{"done": true}}' FROM gone;

@@ -31,8 +31,11 @@ _MANY_RECHECKS = 5_000
 
 
 async def examine(location: Location, now: Millis | None = None) -> list[Finding]:
-    """Looks at everything that can be wrong with a store, its server, and what lies between. Reads only, but for a scratch
-    schema that is rolled back. `now` replaces the server's clock where leases are looked at. Raises `StoreError`."""
+    """Looks at everything that can be wrong with a store, its server, and what lies between.
+
+    Reads only, but for a scratch schema that is rolled back. `now` replaces the server's clock where leases are looked
+    at. Raises `StoreError`.
+    """
     sql = load("doctor", location.schema)
     try:
         way = await find_way(location)
@@ -42,7 +45,7 @@ async def examine(location: Location, now: Millis | None = None) -> list[Finding
             findings += [_connection(location, way)]
             findings += _rights(await connection.fetch(sql["rights"], location.schema))
             findings += await _schema(location)
-            findings += _settings(dict(await connection.fetch(sql["settings"])))
+            findings += _settings({row["name"]: row["value"] for row in await connection.fetch(sql["settings"])})
             findings += _connections(*(await connection.fetch(sql["connections"]))[0])
             findings += await _held(connection, sql)
             findings += _tables(await connection.fetch(sql["tables"], location.schema), location.schema)
@@ -165,7 +168,11 @@ def _settings(found: Mapping[str, str]) -> Iterator[Finding]:
             "lists and counts are sorted on disk", "'4MB'",
         ),
     ]  # fmt: skip
-    hurting = [Finding(how, f"{name} is {found[name]}: {why}", f"SET it to {good}") for name, hurts, how, why, good in bad if hurts]
+    hurting = [
+        Finding(how, f"{name} is {found[name]}: {why}", f"SET it to {good}")
+        for name, hurts, how, why, good in bad
+        if hurts
+    ]
     yield from hurting
     if found["idle_in_transaction_session_timeout"] == "0":
         yield Finding(
@@ -182,13 +189,15 @@ def _connections(used: int, most: int) -> Iterator[Finding]:
     if used < most * _FULL:
         yield Finding(Severity.OK, what)
     else:
-        yield Finding(Severity.WARNING, what, "raise max_connections, lower ?pool=… of the store, or put PgBouncer before it")
+        yield Finding(
+            Severity.WARNING, what, "raise max_connections, lower ?pool=… of the store, or put PgBouncer before it"
+        )
 
 
 async def _held(connection: Connection, sql: Mapping[str, str]) -> list[Finding]:
     findings: list[Finding] = []
     for row in await connection.fetch(sql["snapshots"], _OLD):
-        who = f"process {row['pid']} ({row['application'] or 'no name'}, user {row['role']}, {row['state'] or 'unknown'})"
+        who = f"process {row['pid']} ({row['application']}, user {row['role']}, {row['state'] or 'unknown'})"
         findings.append(
             Finding(
                 Severity.WARNING,
@@ -196,14 +205,14 @@ async def _held(connection: Connection, sql: Mapping[str, str]) -> list[Finding]
                 f"end its transaction, or SELECT pg_terminate_backend({row['pid']})",
             )
         )
-    for row in await connection.fetch(sql["prepared"], _OLD):
-        findings.append(
-            Finding(
-                Severity.WARNING,
-                f"transaction {row['gid']!r} of {row['role']} is prepared since {_lasting(row['age'])} and keeps dead rows",
-                "COMMIT PREPARED or ROLLBACK PREPARED it",
-            )
+    findings += [
+        Finding(
+            Severity.WARNING,
+            f"transaction {row['gid']!r} of {row['role']} is prepared for {_lasting(row['age'])} and keeps dead rows",
+            "COMMIT PREPARED or ROLLBACK PREPARED it",
         )
+        for row in await connection.fetch(sql["prepared"], _OLD)
+    ]
     for row in await connection.fetch(sql["slots"]):
         holds = "dead rows and " if row["holds"] else ""
         findings.append(
@@ -268,7 +277,9 @@ async def _work(connection: Connection, sql: Mapping[str, str], now: Millis | No
             Finding(
                 Severity.WARNING,
                 f"{row['rechecks']:,} groups or sessions wait to be looked after, and their runs with them",
-                "look at the logs of the workers: their exchanges do it" if row["alive"] else "start a worker: any one does it",
+                "look at the logs of the workers: their exchanges do it"
+                if row["alive"]
+                else "start a worker: any one does it",
             )
         )
     return findings

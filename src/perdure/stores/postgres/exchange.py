@@ -70,8 +70,8 @@ class Floors(Struct):
     """Where a worker's claims begin while the entries of runs that were claimed long ago can't be removed."""
 
     until: float
-    """When a claim looks at all again: places may have become ready that were passed while their start, or another one's
-    claim, was not committed."""
+    """When a claim looks at all again: places that were passed may have become ready since, where a start or another
+    one's claim was not committed yet, or was taken back."""
     rewind: int
     places: dict[int, tuple[int, int]]
     """By lane: a priority, and up to which place there is nothing ready in it."""

@@ -1045,7 +1045,7 @@ BEGIN
                     WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
                 ) END
             ),
-            more OR floored IS TRUE OR (NOT _strict AND EXISTS (
+            more OR floored IS TRUE OR (_slots <= 0 AND _floor_lanes IS NOT NULL) OR (NOT _strict AND EXISTS (
                 SELECT 1 FROM unnest(_open) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
                 CROSS JOIN LATERAL (
                     SELECT 1 FROM live AS l

@@ -25,7 +25,7 @@ SELECT
 -- Sessions that look at the database as it was longer than $1 milliseconds ago, the oldest first: nothing that was
 -- removed since can be cleared away. Walks the sessions.
 SELECT
-    a.pid, coalesce(a.application_name, '') AS application, a.usename::text AS role, a.state,
+    a.pid, coalesce(nullif(a.application_name, ''), 'no name') AS application, a.usename::text AS role, a.state,
     (extract(epoch FROM clock_timestamp() - a.xact_start) * 1000)::bigint AS age
 FROM pg_stat_activity AS a
 WHERE a.backend_xmin IS NOT NULL AND a.backend_type IN ('client backend', 'walsender')
