@@ -29,8 +29,12 @@ _HELLO = "SELECT pg_backend_pid(), current_setting('server_version_num')::int, p
 _SETTLE_IN = """
 SELECT set_config('search_path', $1, false), set_config('statement_timeout', $2, false),
        set_config('lock_timeout', $3, false), set_config('idle_in_transaction_session_timeout', $4, false),
-       set_config('timezone', 'UTC', false)
+       set_config('timezone', 'UTC', false), set_config('enable_seqscan', 'off', false),
+       set_config('enable_hashjoin', 'off', false), set_config('enable_mergejoin', 'off', false),
+       set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false)
 """
+"""Plans are kept, and the tables of a queue may be tiny when one is made and huge when it is used: no plan walks a
+table because that was cheap once, or sorts what an index has in order."""
 _IDLE_IN_TRANSACTION = 30_000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -61,7 +62,19 @@ _Particulars = msgspec.json.Decoder(Particulars)
 _Cancelled = msgspec.json.Decoder(list[tuple[int, Cancelling]])
 _Seen = msgspec.json.Decoder(list[Seen])
 _Existed = msgspec.json.Decoder(list[Existed])
+_Floors = msgspec.json.Decoder(list[tuple[int, int, int]])
 _Lanes = msgspec.json.Decoder(list[tuple[int, str, str, str]])
+
+
+class Floors(Struct):
+    """Where a worker's claims begin while the entries of runs that were claimed long ago can't be removed."""
+
+    until: float
+    """When a claim looks at all again: places that were passed may have become ready since, where a start or another
+    one's claim was not committed yet, or was taken back."""
+    rewind: int
+    places: dict[int, tuple[int, int]]
+    """By lane: a priority, and up to which place there is nothing ready in it."""
 
 
 class Desk:
@@ -74,9 +87,11 @@ class Desk:
         """By worker: the state of the lanes when it looked, and their numbers."""
         self._names: dict[int, tuple[str, str, str]] = {}
         """By number: queue, workflow, version. Lanes never change."""
+        self._floors: dict[int, Floors] = {}
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
         topology, lanes = self._served.get(exchange.worker, (None, None))
+        begun = time.monotonic()
         row = await self._db.call(
             "exchange",
             self._db.clock(),
@@ -98,15 +113,18 @@ class Desk:
             [token for _, token in exchange.owned] if exchange.owned else None,
             exchange.skips or None,
             exchange.draining,
+            *self._begin_at(exchange.worker, begun),
         )
         if row["gone"]:
-            self._served.pop(exchange.worker, None)
+            self.forget(exchange.worker)
             return Exchanged(row["now"], [], sorted(row["refused"] or ()), [], [], None, more=False, gone=True)
         if row["lanes"] is not None:
             found = _Lanes.decode(row["lanes"])
             self._names.update((number, (queue, workflow, version)) for number, queue, workflow, version in found)
             self._served[exchange.worker] = row["topology"], [number for number, *_ in found]
         claims = self._claims(row)
+        if exchange.slots:
+            self._note(exchange.worker, row, begun)
         if len(claims) < exchange.slots == len(exchange.settles):
             # It was busy until now. Who started a run in this moment saw it busy, and did not call.
             self._look_again()
@@ -125,6 +143,27 @@ class Desk:
     def forget(self, worker: int) -> None:
         """Drops what was known of a worker that is no more."""
         self._served.pop(worker, None)
+        self._floors.pop(worker, None)
+
+    def _begin_at(self, worker: int, now: float) -> list[Any]:
+        floors = self._floors.get(worker)
+        if floors is None or floors.until < now:
+            return _FROM_THE_START
+        priorities = [priority for priority, _ in floors.places.values()]
+        return [floors.rewind, list(floors.places), priorities, [place for _, place in floors.places.values()]]
+
+    def _note(self, worker: int, row: Any, begun: float) -> None:
+        if row["floors"] is None:
+            self._floors.pop(worker, None)
+            return
+        places = {lane: (priority, place) for lane, priority, place in _Floors.decode(row["floors"])}
+        floors = self._floors.get(worker)
+        if row["floored"] and floors is not None:
+            floors.places.update(places)
+        else:
+            now = time.monotonic()
+            until = now + max(_LOOK_AT_ALL, _LOOK_SHARE * (now - begun))
+            self._floors[worker] = Floors(until, row["rewind"], places)
 
     def _claims(self, row: Any) -> list[Claim]:
         if row["tokens"] is None:
@@ -170,6 +209,9 @@ class Desk:
 
 
 _NOTHING = Particulars()
+_FROM_THE_START = [None] * 4
+_LOOK_AT_ALL, _LOOK_SHARE = 1.0, 10
+"""Seconds between claims that look at all, at least; and how many times as long as one of these took."""
 _token = attrgetter("token")
 _NO_SAVES = [None] * 13
 _NO_ENDS = [None] * 5

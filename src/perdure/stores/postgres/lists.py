@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from perdure.model import FINAL_STATES, FailureCause, RunQuery, State
 from perdure.stores.postgres.session import Session, parse
 
-_SEQ = {"cause": "f.seq", "failed": "f.seq", "label": "b.run", "live": "v.seq"}
+_SEQ = {"cause": "f.seq", "failed": "f.seq", "label": "b.run", "live": "v.seq", "running": "v.seq"}
 """Where a walk's own index has the number of the run: in that order no sorting is needed."""
 _Causes = msgspec.json.Decoder(list[FailureCause])
 
@@ -47,6 +47,8 @@ def _walk(query: RunQuery) -> str:
     # Runs that failed without a cause have none in the index.
     if query.states == [State.FAILED] or query.cause is not None:
         return "failed"
+    if query.states == [State.RUNNING]:
+        return "running"
     return "live" if query.states and not FINAL_STATES & set(query.states) else "all"
 
 

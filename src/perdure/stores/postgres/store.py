@@ -36,13 +36,12 @@ from perdure.stores.base import (
     Finding,
     Keeper,
     Registration,
-    Severity,
     Subscription,
     Topic,
     Within,
 )
+from perdure.stores.postgres import doctor, listen, lists, migrate, queues, reads, retention
 from perdure.stores.postgres import limits as limiting
-from perdure.stores.postgres import listen, lists, migrate, queues, reads, retention
 from perdure.stores.postgres import starts as starting
 from perdure.stores.postgres import worker as workers
 from perdure.stores.postgres.callers import caller
@@ -91,7 +90,7 @@ class PostgresStore:
         return migrate.script(self._location, await migrate.pending(self._location))
 
     async def check(self) -> list[Finding]:
-        return [Finding(Severity.OK, "PostgreSQL")]
+        return await doctor.examine(self._location, self._db.clock())
 
     async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
         subscription = await listen.subscribe(self._location, topic, wake)

@@ -14,6 +14,8 @@ CREATE SEQUENCE position;
 CREATE SEQUENCE finish;
 -- Moves on when there is a new lane: workers look which lanes are theirs.
 CREATE SEQUENCE topology;
+-- Moves on when runs become ready at places that others may have passed: claims begin at the first place again then.
+CREATE SEQUENCE rewind;
 
 -- One row for each (queue, workflow, version) that was ever used, or two: nobody waits for a transaction of an application
 -- that makes one. Lanes are never removed.

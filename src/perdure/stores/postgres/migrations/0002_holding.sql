@@ -95,8 +95,8 @@ DECLARE
     _id integer;
     _held record;
     _free bigint;
+    _changed record;
     _sessions integer[];
-    _seated integer[];
 BEGIN
     FOR _id IN SELECT DISTINCT e FROM unnest(_groups) AS e WHERE e IS NOT NULL LOOP
         SELECT g.most, g.paused INTO _group FROM grp AS g WHERE g.id = _id FOR NO KEY UPDATE SKIP LOCKED;
@@ -117,12 +117,12 @@ BEGIN
         _free := CASE WHEN _group.paused THEN 0 ELSE greatest(0, _group.most - _held.slots) END;
         WITH first AS (
             (
-                SELECT l.seq, l.priority, l.slot FROM live AS l
+                SELECT l.seq, l.priority, l.slot, l.place FROM live AS l
                 WHERE l.grp = _id AND l.slot = 1 AND l.state <> 'running' AND (l.started_at IS NULL OR NOT l.keep)
             )
             UNION ALL
             (
-                SELECT l.seq, l.priority, l.slot FROM live AS l
+                SELECT l.seq, l.priority, l.slot, l.place FROM live AS l
                 WHERE l.grp = _id AND l.slot = 2
                 ORDER BY l.priority, l.seq LIMIT _free
             )
@@ -142,10 +142,14 @@ BEGIN
                 )
             FROM (SELECT * FROM ranked ORDER BY priority, seq) AS r
             WHERE l.seq = r.seq AND r.has <> (r.slot = 1)
-            RETURNING l.session
+            RETURNING l.session, r.has AND r.place IS NOT NULL AS back
         )
-        SELECT array_agg(c.session) FILTER (WHERE c.session IS NOT NULL) INTO _seated FROM changed AS c;
-        _sessions := _sessions || _seated;
+        SELECT array_agg(c.session) FILTER (WHERE c.session IS NOT NULL) AS seated, bool_or(c.back) AS back
+        INTO _changed FROM changed AS c;
+        _sessions := _sessions || _changed.seated;
+        IF _changed.back OR _held.woken > 0 THEN
+            PERFORM nextval('rewind');
+        END IF;
         IF _held.woken > 0 THEN
             WITH woken AS (
                 SELECT
@@ -230,6 +234,9 @@ BEGIN
     SELECT count(*), array_agg(grp) FILTER (WHERE grp IS NOT NULL), array_agg(session) FILTER (WHERE session IS NOT NULL)
     INTO _queued, _groups, _sessions
     FROM moved;
+    IF _queued > 0 THEN
+        PERFORM nextval('rewind');
+    END IF;
     IF _groups IS NOT NULL THEN
         PERFORM admit(_now, _groups, _locked);
     END IF;

@@ -465,7 +465,8 @@ END $$;
 -- Makes runs of any kind, from a JSON list of starts.
 CREATE FUNCTION enqueue_all(
     _clock bigint, _starts jsonb, OUT ids text[], OUT existed boolean[], OUT same boolean[], OUT limits integer[]
-) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
     SELECT s.ids, s.existed, s.same, s.limits INTO ids, existed, same, limits
     FROM start_all(coalesce(_clock, clock_ms()), _starts, NULL, false, false) AS s;
@@ -478,7 +479,8 @@ END $$;
 CREATE FUNCTION open_batch(
     _clock bigint, _batch text, _starts jsonb, _callback jsonb,
     OUT ids text[], OUT existed boolean[], OUT same boolean[], OUT limits integer[]
-) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
     _number bigint := jsonb_array_length(_starts);

@@ -108,58 +108,81 @@ $$;
 -- What a worker gets of the runs that it claimed, by parallel arrays in the order of their tokens.
 CREATE TYPE claims AS (
     tokens bigint[], refs bigint[], ids text[], lanes integer[], inputs text[], attempts integer[], created_ats bigint[],
-    particulars text[]
+    particulars text[],
+    floored boolean                       -- whether what lies before the floors was not looked at
 );
 
 -- Gives the first ready runs of lanes to a worker, as long as they fit into the bytes; `_first` is the token of the first
 -- one. Queues take turns, beginning behind `_after`. Walks at most `_slots` entries of live_ready for each lane and locks
--- no run that it does not take, but for those that are too big; runs that others have in hand are passed over.
+-- no run that it does not take, but for those that are too big; runs that others have in hand are passed over. `_floors`
+-- tells of lanes up to which place of which priority there was nothing ready for anybody, as pairs in the order of
+-- `_floor_lanes`: what lies there is walked only if there are fewer than `_slots` behind it.
 CREATE FUNCTION claim(
     _now bigint, _worker bigint, _lanes integer[], _owners bigint[], _slots integer, _after text, _first bigint,
-    _bytes bigint
+    _bytes bigint, _floor_lanes integer[], _floor_priorities integer[], _floor_places bigint[]
 ) RETURNS claims LANGUAGE plpgsql AS $$
 DECLARE
     _shares integer[];
     _takes integer[] := _lanes;
     _from bigint[] := _owners;
+    _priorities integer[] := ARRAY[-2147483648];
+    _places bigint[] := ARRAY[-1];
+    _belows bigint[] := ARRAY[2147483648];
     _queues text[] := ARRAY[''];
     _claims claims;
     _sessions integer[];
 BEGIN
     -- How many of the first ones lie in each lane: so many are locked there, and no others.
-    IF cardinality(_lanes) = 1 AND cardinality(_owners) = 1 THEN
+    IF cardinality(_lanes) = 1 AND cardinality(_owners) = 1 AND _floor_lanes IS NULL THEN
         _shares := ARRAY[_slots];
     ELSE
-        SELECT array_agg(p.lane), array_agg(p.owner), array_agg(p.share), array_agg(p.queue)
-        INTO _takes, _from, _shares, _queues
-        FROM (
-            SELECT f.lane, f.owner, f.queue, count(*)::integer AS share
+        LOOP
+            SELECT
+                array_agg(p.lane), array_agg(p.owner), array_agg(p.share), array_agg(p.queue),
+                array_agg(p.priority), array_agg(p.place), array_agg(p.below)
+            INTO _takes, _from, _shares, _queues, _priorities, _places, _belows
             FROM (
-                SELECT
-                    a.id AS lane, o.owner, a.queue,
-                    row_number() OVER (PARTITION BY a.queue ORDER BY q.priority, q.place) AS turn
-                FROM lane AS a
-                CROSS JOIN unnest(_owners) AS o (owner)
-                CROSS JOIN LATERAL (
-                    SELECT l.priority, l.place FROM live AS l
-                    WHERE l.lane = a.id AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
-                    ORDER BY l.priority, l.place LIMIT _slots
-                ) AS q
-                WHERE a.id = ANY (_lanes)
-                ORDER BY turn, a.queue <= _after, a.queue LIMIT _slots
-            ) AS f
-            GROUP BY f.lane, f.owner, f.queue
-        ) AS p;
+                SELECT f.lane, f.owner, f.queue, f.priority, f.place, f.below, count(*)::integer AS share
+                FROM (
+                    SELECT
+                        a.id AS lane, o.owner, a.queue, s.priority, s.place, s.below,
+                        row_number() OVER (PARTITION BY a.queue ORDER BY q.priority, q.place) AS turn
+                    FROM lane AS a
+                    CROSS JOIN unnest(_owners) AS o (owner)
+                    LEFT JOIN unnest(_floor_lanes, _floor_priorities, _floor_places) AS e (lane, priority, place)
+                        ON e.lane = a.id AND o.owner = 0
+                    -- Better priorities, and behind the floor; all where there is none.
+                    CROSS JOIN LATERAL (
+                        VALUES
+                            (-2147483648, -1::bigint, coalesce(e.priority, 2147483648)),
+                            (e.priority, e.place, 2147483648)
+                    ) AS s (priority, place, below)
+                    CROSS JOIN LATERAL (
+                        SELECT l.priority, l.place FROM live AS l
+                        WHERE l.lane = a.id AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
+                            AND (l.priority, l.place) > (s.priority, s.place) AND l.priority < s.below
+                        ORDER BY l.priority, l.place LIMIT _slots
+                    ) AS q
+                    WHERE a.id = ANY (_lanes)
+                    ORDER BY turn, a.queue <= _after, a.queue LIMIT _slots
+                ) AS f
+                GROUP BY f.lane, f.owner, f.queue, f.priority, f.place, f.below
+            ) AS p;
+            EXIT WHEN _floor_lanes IS NULL OR (SELECT sum(e) FROM unnest(_shares) AS e) = _slots;
+            _floor_lanes := NULL;
+        END LOOP;
         IF _takes IS NULL THEN
             RETURN NULL;
         END IF;
     END IF;
     WITH taken AS MATERIALIZED (
         SELECT q.seq, q.priority, q.place, q.started_at, t.queue
-        FROM unnest(_takes, _from, _shares, _queues) AS t (lane, owner, share, queue)
+        FROM unnest(_takes, _from, _priorities, _places, _belows, _shares, _queues)
+            AS t (lane, owner, priority, place, below, share, queue)
         CROSS JOIN LATERAL (
             SELECT l.seq, l.priority, l.place, l.started_at FROM live AS l
             WHERE l.lane = t.lane AND l.owner = t.owner AND l.state = 'queued' AND l.held IS NULL
+                AND (l.priority, l.place) > (t.priority, t.place) AND l.priority < t.below
             ORDER BY l.priority, l.place LIMIT t.share FOR NO KEY UPDATE SKIP LOCKED
         ) AS q
     ),
@@ -193,6 +216,7 @@ BEGIN
         _claims.tokens, _claims.refs, _claims.ids, _claims.lanes, _claims.inputs, _claims.attempts, _claims.created_ats,
         _claims.particulars, _sessions
     FROM claimed AS c;
+    _claims.floored := _floor_lanes IS NOT NULL;
     IF _sessions IS NOT NULL THEN
         PERFORM reseat(_now, _sessions);
     END IF;
@@ -204,7 +228,7 @@ CREATE FUNCTION claimed(_worker bigint, _first bigint) RETURNS claims LANGUAGE s
     SELECT
         array_agg(l.token ORDER BY l.token), array_agg(l.seq ORDER BY l.token), array_agg(r.id ORDER BY l.token),
         array_agg(l.lane ORDER BY l.token), array_agg(r.input ORDER BY l.token), array_agg(l.attempt ORDER BY l.token),
-        array_agg(r.created_at ORDER BY l.token), array_agg(particulars(l) ORDER BY l.token)
+        array_agg(r.created_at ORDER BY l.token), array_agg(particulars(l) ORDER BY l.token), false
     FROM live AS l JOIN run AS r ON r.seq = l.seq
     WHERE l.worker = _worker AND l.state = 'running' AND l.token BETWEEN _first AND _first + 255
 $$;
@@ -544,6 +568,9 @@ BEGIN
     _parked := _moved.parked;
     _retried := _moved.retried;
     _continued := _moved.continued;
+    IF _moved.queued THEN
+        PERFORM nextval('rewind');
+    END IF;
     DELETE FROM wait AS w WHERE w.run = ANY (_parked || _retried || _continued);
     IF _parked IS NOT NULL THEN
         PERFORM 1 FROM live AS l
@@ -654,10 +681,12 @@ CREATE FUNCTION exchange(
     _tell_refs bigint[], _tell_tokens bigint[], _tells text[],
     _watch_refs bigint[], _watch_tokens bigint[], _watches jsonb,
     _fires jsonb, _owned_refs bigint[], _owned_tokens bigint[], _skips text[], _draining boolean,
+    _rewind bigint, _floor_lanes integer[], _floor_priorities integer[], _floor_places bigint[],
     OUT now bigint, OUT gone boolean, OUT refused bigint[], OUT cancelled text, OUT seen text, OUT next_at bigint,
     OUT more boolean, OUT due text, OUT existed text, OUT lanes text, OUT topology bigint,
     OUT tokens bigint[], OUT refs bigint[], OUT ids text[], OUT lane_ids integer[], OUT inputs text[],
-    OUT attempts integer[], OUT created_ats bigint[], OUT particulars text[]
+    OUT attempts integer[], OUT created_ats bigint[], OUT particulars text[], OUT rewind bigint, OUT floors text,
+    OUT floored boolean
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -679,6 +708,7 @@ DECLARE
     _count integer;
     _started record;
     _outlook record;
+    _walked bigint;
 BEGIN
     now := coalesce(_clock, clock_ms());
     gone := false;
@@ -705,7 +735,7 @@ BEGIN
         EXISTS (
             SELECT 1 FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL
         ) AS cancelling,
-        EXISTS (
+        _floor_lanes IS NOT NULL OR EXISTS (
             SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN unnest(ARRAY[0, _worker, -1]) AS o (owner)
             CROSS JOIN LATERAL (
                 SELECT 1 FROM live AS l
@@ -734,7 +764,7 @@ BEGIN
     END IF;
     _open := CASE WHEN _head.paused THEN unpaused(_lanes) ELSE _lanes END;
     IF lanes IS NOT NULL OR _head.paused THEN
-        _more := any_ready(_open, _owners);
+        _more := _floor_lanes IS NOT NULL OR any_ready(_open, _owners);
     END IF;
     IF _silent AND (
         coalesce(_head.timer <= now, false) OR coalesce(_head.deadline <= now, false)
@@ -951,10 +981,26 @@ BEGIN
             SELECT c.* INTO _outlook FROM claim_within(now, _worker, _open, _slots, _after, _token, _bytes) AS c;
             _already := _already + _outlook.claimed;
         ELSIF _slots > 0 AND cardinality(_open) > 0 THEN
+            SELECT b.last_value + b.is_called::integer INTO rewind FROM rewind AS b;
+            IF _rewind <> rewind THEN
+                _floor_lanes := NULL;
+            END IF;
+            _walked := pg_stat_get_xact_tuples_returned('live_ready'::regclass);
             _claims := claim(
                 now, _worker, _open, CASE WHEN _head.sessions > 0 THEN ARRAY[0, _worker] ELSE ARRAY[0] END, _slots, _after,
-                _token, _bytes
+                _token, _bytes, _floor_lanes, _floor_priorities, _floor_places
             );
+            -- So many entries are walked only where those of runs that were claimed long ago can't be removed, since
+            -- somebody holds a snapshot: the next claims begin where this one ended.
+            IF _claims.floored OR pg_stat_get_xact_tuples_returned('live_ready'::regclass) - _walked > 1000 + 4 * _slots THEN
+                SELECT json_agg(json_build_array(f.lane, f.priority, f.place))::text INTO floors
+                FROM (
+                    SELECT DISTINCT ON (l.lane) l.lane, l.priority, l.place
+                    FROM live AS l WHERE l.seq = ANY (_claims.refs) AND l.owner = 0
+                    ORDER BY l.lane, l.priority DESC, l.place DESC
+                ) AS f;
+            END IF;
+            floored := _claims.floored;
         END IF;
         IF _already > 0 THEN
             _claims := claimed(_worker, _first);
@@ -999,7 +1045,7 @@ BEGIN
                     WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
                 ) END
             ),
-            more OR (NOT _strict AND EXISTS (
+            more OR floored IS TRUE OR (_slots <= 0 AND _floor_lanes IS NOT NULL) OR (NOT _strict AND EXISTS (
                 SELECT 1 FROM unnest(_open) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
                 CROSS JOIN LATERAL (
                     SELECT 1 FROM live AS l

@@ -18,7 +18,7 @@ END $$;
 -- signal_id.
 CREATE FUNCTION deliver(_clock bigint, _id text, _run_id text, _name text, _body text) RETURNS void
 LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET jit = off AS $$
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
     _run bigint;
@@ -53,7 +53,7 @@ END $$;
 -- Ends a run and its descendants, or asks for it where one is running; returns the state that the run has now.
 CREATE FUNCTION cancel(_clock bigint, _run_id text, _reason text, _children boolean) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET jit = off AS $$
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
     _run bigint;
@@ -82,11 +82,13 @@ BEGIN
         WHERE r.unique_key IS NOT NULL
             AND (r.debounced IS NULL OR d.started_at IS NULL)
             AND (
-                EXISTS (
+                -- Not EXISTS: for that the whole table might be read into a hash.
+                (
                     SELECT 1 FROM live AS o JOIN lane AS m ON m.id = o.lane
                     WHERE o.unique_key = r.unique_key AND m.workflow = l.workflow
                         AND (o.debounced IS NULL OR o.started_at IS NULL)
-                )
+                    LIMIT 1
+                ) IS NOT NULL
                 OR EXISTS (
                     SELECT 1
                     FROM unnest(_runs) WITH ORDINALITY AS b (seq, place)
@@ -153,6 +155,7 @@ BEGIN
         array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions
     INTO _back
     FROM revived;
+    PERFORM nextval('rewind');
     IF _back.groups IS NOT NULL THEN
         PERFORM admit(_now, _back.groups);
     END IF;
@@ -166,7 +169,8 @@ END $$;
 
 -- Queues a run that ended once more, with what succeeded, or what came before a checkpoint.
 CREATE FUNCTION retry(_clock bigint, _run_id text, _from_key text) RETURNS void
-LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
     _run bigint;
@@ -199,7 +203,8 @@ END $$;
 -- Queues runs that ended once more; returns the ids of those that it does (or would, if it is a dry run). Left out are
 -- those whose unique key is another live run's, and all but the first of those that share one.
 CREATE FUNCTION retry_many(_clock bigint, _runs bigint[], _dry boolean) RETURNS text[]
-LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
     _there bigint[];
@@ -288,7 +293,8 @@ END $$;
 -- its end goes on; raises PD003 for such unless forced. Locks the workers that own some of them, so that nothing that
 -- these say comes in between.
 CREATE FUNCTION remove(_clock bigint, _run_id text, _force boolean) RETURNS integer
-LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
     _run bigint;
@@ -316,7 +322,8 @@ END $$;
 
 -- Sets labels of a run; an empty value removes one.
 CREATE FUNCTION set_labels(_run_id text, _labels json, _most bigint) RETURNS void
-LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _run bigint;
     _number bigint;

@@ -30,7 +30,8 @@ END $$;
 -- The runs of incarnations whose lease has ended, or of those of a name, as JSON: what is needed to judge them. Walks the
 -- leases, which are few, and live_owned.
 CREATE FUNCTION suspects(_clock bigint, _name text, OUT workers bigint[], OUT runs text)
-LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
     IF _name IS NULL THEN
         workers := ARRAY(SELECT e.worker FROM lease AS e WHERE e.until <= coalesce(_clock, clock_ms()));
@@ -52,7 +53,8 @@ END $$;
 CREATE FUNCTION take_back(
     _clock bigint, _named boolean, _workers bigint[], _runs bigint[], _tokens bigint[], _states text[],
     _crashes integer[], _wake_ats bigint[], _errors text[], _cause text
-) RETURNS integer LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+) RETURNS integer LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
     _dead bigint[];
@@ -109,6 +111,7 @@ BEGIN
         WHERE NOT EXISTS (SELECT 1 FROM live AS l WHERE l.worker = e AND l.state = 'running')
     );
     PERFORM forget(_now, _dead);
+    PERFORM nextval('rewind');
     PERFORM admit(_now, _moved.groups);
     PERFORM reseat(_now, _moved.sessions);
     PERFORM tell('status');
@@ -171,7 +174,8 @@ END $$;
 
 -- Ends an incarnation in good order: what it owns is queued again and not counted.
 CREATE FUNCTION retire(_clock bigint, _worker bigint) RETURNS void
-LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
     _moved record;
@@ -191,6 +195,7 @@ BEGIN
     INTO _moved
     FROM moved;
     PERFORM forget(_now, ARRAY[_worker]);
+    PERFORM nextval('rewind');
     PERFORM admit(_now, _moved.groups);
     PERFORM reseat(_now, _moved.sessions);
     PERFORM tell_work();

@@ -32,7 +32,11 @@ WHERE b.key = ($8::text[])[1] AND b.value = ($9::text[])[1]
 
 -- name: live
 -- Walks the primary key of live: all states that are asked for are those of runs that have not ended.
-perdure.live AS v JOIN perdure.run AS r ON r.seq = v.seq WHERE true
+perdure.live AS v JOIN perdure.run AS r ON r.seq = v.seq WHERE v.state = ANY ($1::text[])
+
+-- name: running
+-- Walks live_owned, and sorts: what is running is few beside what waits for it.
+(SELECT seq FROM perdure.live WHERE state = 'running' OFFSET 0) AS v JOIN perdure.run AS r ON r.seq = v.seq WHERE true
 
 -- name: filters
 -- What the walk does not see to. Uses primary keys.

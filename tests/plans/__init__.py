@@ -1,0 +1,1 @@
+"""Plans of the PostgreSQL store, whatever the server knows of its tables."""
