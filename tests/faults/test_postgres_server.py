@@ -90,6 +90,7 @@ async def test_ten_thousand_runs_end_once_while_the_server_is_killed_twenty_time
             await persistently(lambda starts=starts: store.enqueue(starts))
 
     starting = asyncio.ensure_future(start())
+    await until(lambda: world.log.count("ran"), "the first ones are there")
     watched = [asyncio.ensure_future(world.app.run(f"r{n}").result(timeout=600)) for n in range(0, 100, 10)]
     for number in range(KILLS):
         point = (number + 1) * RUNS // (KILLS + 1)  # in the work, not in time
