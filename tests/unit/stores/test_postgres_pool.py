@@ -113,6 +113,19 @@ async def test_closing_waits_for_what_is_under_way(postgres_url: str) -> None:
 
 
 @pytest.mark.anyio
+async def test_what_is_closed_takes_calls_when_it_is_opened_again(postgres: Postgres, postgres_url: str) -> None:
+    connections = Connections(parse_url(postgres_url))
+    assert (await connections.call("SELECT 1"))[0][0] == 1
+    await connections.close()
+    with pytest.raises(StoreError, match="is closed"):
+        await connections.call("SELECT 1")
+    await until_gone(postgres, postgres_url)
+    connections.open()
+    assert (await connections.call("SELECT 1"))[0][0] == 1
+    await connections.close()
+
+
+@pytest.mark.anyio
 async def test_a_cancelled_call_leaves_the_connection_usable(connections: Connections) -> None:
     pid = (await connections.call("SELECT pg_backend_pid()"))[0][0]
     call = asyncio.create_task(connections.call("SELECT pg_sleep(60)"))

@@ -35,6 +35,11 @@ class Connections:
         self._lock = threading.Lock()
         self._way: Way | None = None
         self._pid = os.getpid()
+        self._closed = False
+
+    def open(self) -> None:
+        """Lets calls through again after `close`; before it they are let through anyway."""
+        self._closed = False
 
     async def way(self) -> Way:
         """What is between us and the server. Raises as `call` does."""
@@ -67,8 +72,10 @@ class Connections:
             tries += 1
 
     async def close(self) -> None:
-        """Closes those of all loops, after the calls that are under way. A call after that connects anew."""
+        """Closes those of all loops, after the calls that are under way. Calls are refused until `open`: whoever comes
+        late would connect anew, and nobody would close that connection."""
         with self._lock:
+            self._closed = True
             pools, self._pools = self._pools, {}
         if self._pid != os.getpid():
             return  # What a forked child has a copy of is its parent's.
@@ -89,6 +96,8 @@ class Connections:
         if pool is None:
             way = await self.way()
             with self._lock:
+                if self._closed:
+                    raise StoreError(f"the store {self.location.name} is closed")
                 for ended in [other for other in self._pools if other.is_closed()]:
                     del self._pools[ended]
                 pool = self._pools.setdefault(loop, _Pool(self.location, way))

@@ -74,6 +74,7 @@ class PostgresStore:
 
     async def open(self) -> None:
         """Connects, and refuses a schema that is missing, too old or too new."""
+        self._connections.open()
         await migrate.verify(self._location)
         await self._connections.way()
 
@@ -97,7 +98,11 @@ class PostgresStore:
         if topic is Topic.WORK:
             return WorkSubscription(subscription, wake, self._work)
         told = ToldSubscription(self._db, topic, subscription)
-        await told.begin()
+        try:
+            await told.begin()
+        except BaseException:
+            await told.close()
+            raise
         return told
 
     async def now(self) -> Millis:
