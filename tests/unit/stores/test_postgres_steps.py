@@ -337,14 +337,15 @@ async def test_nothing_overtakes_a_commit_that_is_under_way(app: App, url: str) 
 # --- what the store promises
 
 
-async def _claimed(app: App, name: str = "w") -> Claim:
+def _worker(name: str, lease: int = 60_000) -> Registration:
+    return Registration(name=name, host="h", pid=1, queues=["default"], workflows=["buy"], concurrency=1, lease=lease)
+
+
+async def _claimed(app: App, lease: int = 60_000) -> Claim:
     store = await app.client.store()
     await store.enqueue([Start("r", "buy", "default", "{}")])
-    worker = await store.register(
-        Registration(name=name, host="h", pid=1, queues=["default"], workflows=["buy"], concurrency=1, lease=60_000)
-    )
-    claims = (await store.exchange(Exchange(worker, 1, slots=1))).claims
-    return claims[0]
+    worker = await store.register(_worker("w", lease))
+    return (await store.exchange(Exchange(worker, 1, slots=1))).claims[0]
 
 
 def _save(claim: Claim, body: str = "1") -> Save:
@@ -352,18 +353,20 @@ def _save(claim: Claim, body: str = "1") -> Save:
 
 
 async def test_an_open_transaction_keeps_the_worker_but_not_its_exchanges(app: App, url: str) -> None:
-    claim = await _claimed(app)
+    claim = await _claimed(app, lease=1)
     store = await app.client.store()
+    while await store.workers():  # whose lease has not ended
+        await asyncio.sleep(0.01)
     async with suspending(url) as connection:
         kept = await joining(store).within(connection).keep(_save(claim))
         assert kept.transaction and not kept.refused
         assert not await joining(store).is_over(kept.transaction)
-        assert await asyncio.wait_for(store.bury("w"), 4) == 0
+        assert await asyncio.wait_for(store.reclaim(), 4) == 0
         reply = await asyncio.wait_for(store.exchange(Exchange(claim.token >> 40, 2, slots=1)), 4)
         assert not reply.gone
         await store.cancel("r", "because")  # may be asked for
     assert await joining(store).is_over(kept.transaction)
-    assert await store.bury("w") == 1
+    assert await store.reclaim() == 1
     assert [each.body for each in await store.history("r")] == ["1"]
 
 
@@ -388,9 +391,7 @@ async def test_only_the_claim_that_owns_the_run_may(app: App, url: str) -> None:
     await store.bury("w")
     async with suspending(url) as connection:
         assert (await joining(store).within(connection).keep(_save(claim))).refused == "lost"
-    await store.register(
-        Registration(name="v", host="h", pid=1, queues=["default"], workflows=["buy"], concurrency=1, lease=60_000)
-    )
+    await store.register(_worker("v"))
     async with suspending(url) as connection:
         assert (await joining(store).within(connection).keep(_save(claim))).refused == "lost"
     assert await store.history("r") == []
@@ -400,9 +401,7 @@ async def test_a_step_that_waits_for_another_try_is_replaced_and_counts_as_progr
     claim = await _claimed(app)
     store = await app.client.store()
     await store.bury("w")
-    worker = await store.register(
-        Registration(name="v", host="h", pid=1, queues=["default"], workflows=["buy"], concurrency=1, lease=60_000)
-    )
+    worker = await store.register(_worker("v"))
     again = (await store.exchange(Exchange(worker, 1, slots=1))).claims[0]
     assert (again.ref, again.crashes) == (claim.ref, 1)
     opened = Save(again.ref, again.token, Checkpoint("pay", Kind.STEP, Outcome.OPEN, "1", digest="d"))

@@ -506,7 +506,9 @@ BEGIN
                 array_agg(s ->> 'id') AS ids, array_agg(s ->> 'workflow') AS workflows, array_agg(s ->> 'input') AS inputs
             FROM jsonb_array_elements(_starts) AS s
         ) AS e
-        CROSS JOIN LATERAL compare(e.ids, e.workflows, e.inputs, array_fill(NULL::bigint, ARRAY[cardinality(e.ids)])) AS c;
+        CROSS JOIN LATERAL compare(
+            e.ids, e.workflows, e.inputs, array_fill(NULL::bigint, ARRAY[coalesce(cardinality(e.ids), 0)])
+        ) AS c;
     ELSE
         IF _number > 0 THEN
             SELECT s.ids, s.existed, s.same, s.limits INTO ids, existed, same, limits
