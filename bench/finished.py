@@ -119,7 +119,7 @@ async def run(url: str, runs: int) -> int:
         print(f"| {name} | {before[name]:.3f} | {after[name]:.3f} | {after[name] / before[name]:.2f} |")
     begin, removed = time.monotonic(), 0
     while time.monotonic() - begin < 20:
-        gone = await store.prune([Retention(age=43_200_000)], limit=5_000)
+        gone = await store.prune([Retention(age=0)], limit=5_000)
         removed += gone
         if not gone:
             break
