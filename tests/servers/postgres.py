@@ -27,8 +27,8 @@ from psycopg import sql
 
 CHOICE = "PERDURE_TEST_POSTGRES"
 _PATIENCE = 60.0
-_QUICK = {"fsync": "off", "full_page_writes": "off"}
-"""For tests that do not end the machine: a killed server keeps what it committed all the same."""
+_MEMORY = Path("/dev/shm")
+_MEMORY_NEEDED = 2 << 30
 _ALWAYS = {
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
@@ -88,17 +88,17 @@ class Postgres:
 class PostgresServer(Postgres):
     """A server of the test's own, which it may stop, kill and start again; all that it is lies in `directory`.
 
-    `settings` come on top of those for quick tests; with `durable` it keeps PostgreSQL's defaults. Superusers may
+    It keeps PostgreSQL's defaults, but for `settings`; its files are in memory unless it is `durable`. Superusers may
     not run a server: for root it runs as `nobody`.
     """
 
     def __init__(
         self, binaries: Path, settings: Mapping[str, str] | None = None, *, durable: bool = False, port: int = 0
     ) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="perdure-pg-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="perdure-pg-", dir=None if durable else _quick()))
         self.data = self.directory / "data"
         self.log = self.directory / "log"
-        self.settings = {**_ALWAYS, **({} if durable else _QUICK), **(settings or {})}
+        self.settings = {**_ALWAYS, **(settings or {})}
         self.port = port or free_port()
         self._as = unprivileged()
         if "user" in self._as and "group" in self._as:
@@ -297,6 +297,13 @@ def store_schema(url: str) -> str:
     from perdure.stores.postgres.sql import migrations
 
     return script(parse_url(url), migrations())
+
+
+def _quick() -> Path | None:
+    """Where files cost no waiting for a disk: for tests that do not end the machine."""
+    if not os.access(_MEMORY, os.W_OK) or shutil.disk_usage(_MEMORY).free < _MEMORY_NEEDED:
+        return None
+    return _MEMORY
 
 
 @functools.cache

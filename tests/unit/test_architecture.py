@@ -3,7 +3,7 @@
 From the bottom to the top; a module may import from its own package and from the layers below:
 
     model    plain data and pure decisions: errors, model, values, codec, retry, clock, ...
-    stores   the protocol (`stores.base`) and the stores that carry it out; no store knows another one
+    stores   the protocol (`stores.base`), what stores share, and the stores that carry it out; no store knows another one
     engine   what happens inside of a worker; of the stores it knows the protocol alone
     app      what users hold: the other modules at the top level, and the public names in `perdure` itself
     edges    dashboard, contrib, testing: built on what users hold
@@ -71,7 +71,7 @@ def allowed(importer: str, imported: str) -> bool:
         # The public names are for those who use them as users do; below, that would be a circle.
         return above in ("edges", "cli")
     if above == below == "stores":
-        return _store(imported) in (_store(importer), "base", "") or _store(importer) == ""
+        return _store(imported) in (_store(importer), "base", "shared", "") or _store(importer) == ""
     if above == below == "edges":
         return importer.split(".")[1] == imported.split(".")[1]
     if above == "engine" and below == "stores":

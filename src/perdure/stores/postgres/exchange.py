@@ -35,6 +35,7 @@ from perdure.stores.base import (
     To,
 )
 from perdure.stores.postgres.session import Session, encode, parse
+from perdure.stores.postgres.starts import check
 from perdure.stores.shared.schedules import read_schedules
 
 _ENDS = {To.SUCCEEDED, To.FAILED, To.CANCELLED}
@@ -222,6 +223,7 @@ def _saves(saves: Sequence[Save]) -> list[Any]:
     if not saves:
         return _NO_SAVES
     checkpoints = [save.checkpoint for save in saves]
+    check([save.starts for save in saves if save.starts is not None])
     starting = [(place, save.starts) for place, save in enumerate(saves, 1) if save.starts is not None]
     consumes = [save.consumes for save in saves]
     return [

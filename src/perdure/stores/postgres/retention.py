@@ -11,7 +11,7 @@ from perdure.model import Millis, Retention, State
 from perdure.stores.postgres.session import Session
 from perdure.stores.shared.retention import Due, Ending, choose
 
-_Lanes = msgspec.json.Decoder(list[tuple[int, str, dict[State, int], dict[State, int]]])
+_Lanes = msgspec.json.Decoder(list[tuple[int, str, dict[State, int]]])
 
 
 async def prune(db: Session, policies: Sequence[Retention], limit: int) -> int:
@@ -41,20 +41,18 @@ async def _due(db: Session, policies: Sequence[Retention], limit: int) -> Due:
     """What policies let go, at most `limit`. Reads little more than it returns."""
     keepers = [row[0] for row in await db.read("keepers", limit)]
     places: dict[Retention, list[tuple[int, State]]] = defaultdict(list)
-    runs: dict[Retention, int] = defaultdict(int)
-    for lane, workflow, ended, kept in await db.decode(_Lanes, "lanes"):
+    for lane, workflow, ended in await db.decode(_Lanes, "lanes"):
         for state, number in ended.items():
             policy = choose(policies, workflow, state) if number else None
             if policy is not None:
                 places[policy].append((lane, state))
-                runs[policy] += number - kept.get(state, 0)
     found: list[Ending] = []
     now = await db.time()
     for policy, held in places.items():
-        surplus = 0 if policy.count is None else runs[policy] - policy.count
         latest = None if policy.age is None else now - policy.age
         rows = await db.read("first_ended", [lane for lane, _ in held], [state for _, state in held], limit)
-        for number, (finish, finished_at, seq) in enumerate(rows):
+        for number, (finish, finished_at, seq, runs) in enumerate(rows):
+            surplus = 0 if policy.count is None else runs - policy.count
             if number >= surplus and (latest is None or finished_at > latest):
                 break
             found.append(Ending(finish, seq))

@@ -88,8 +88,11 @@ END $$;
 -- has begun and keeps its slot has it, and goes on when it wakes, unless as many as the limit allows are running. Uses
 -- live_holder and live_line, of the line no more than is let through. Of the runs that join just now those that need not
 -- wait in the line are in the order of their lanes where they were made; what comes from the line goes behind all others:
--- so groups take turns.
-CREATE FUNCTION admit(_now bigint, _groups integer[], _joined bigint[] DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
+-- so groups take turns. `_set` says that a limit or a pause was set: a pause sends back into the line what has not begun, and
+-- what comes back later keeps its slot.
+CREATE FUNCTION admit(
+    _now bigint, _groups integer[], _joined bigint[] DEFAULT NULL, _set boolean DEFAULT false
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _group record;
     _id integer;
@@ -141,7 +144,8 @@ BEGIN
                     l.place, CASE WHEN NOT r.has THEN NULL WHEN l.seq = ANY (_joined) THEN l.seq ELSE nextval('place') END
                 )
             FROM (SELECT * FROM ranked ORDER BY priority, seq) AS r
-            WHERE l.seq = r.seq AND r.has <> (r.slot = 1)
+            WHERE l.seq = r.seq
+                AND CASE WHEN r.has THEN r.slot = 2 OR l.held = 'paused' ELSE r.slot = 1 AND (_set OR NOT _group.paused) END
             RETURNING l.session, r.has AND r.place IS NOT NULL AS back
         )
         SELECT array_agg(c.session) FILTER (WHERE c.session IS NOT NULL) AS seated, bool_or(c.back) AS back
@@ -150,7 +154,7 @@ BEGIN
         IF _changed.back OR _held.woken > 0 THEN
             PERFORM nextval('rewind');
         END IF;
-        IF _held.woken > 0 THEN
+        IF _held.woken > 0 OR _group.paused THEN
             WITH woken AS (
                 SELECT
                     l.seq,
@@ -162,7 +166,8 @@ BEGIN
                         ELSE 'session'
                     END AS held
                 FROM live AS l
-                WHERE l.grp = _id AND l.slot = 1 AND l.state = 'queued' AND l.started_at IS NOT NULL AND l.keep
+                WHERE l.grp = _id AND l.slot = 1 AND l.state = 'queued'
+                    AND (_group.paused OR (l.started_at IS NOT NULL AND l.keep))
             )
             UPDATE live AS l SET
                 held = w.held,

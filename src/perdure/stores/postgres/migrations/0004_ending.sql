@@ -153,6 +153,7 @@ BEGIN
         'cancelled', ARRAY[to_json(_reason)::text], NULL
     );
     IF _asked > 0 THEN
+        PERFORM tell('status');
         PERFORM tell_work(true);
     END IF;
 END $$;

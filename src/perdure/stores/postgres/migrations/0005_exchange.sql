@@ -118,7 +118,7 @@ CREATE TYPE claims AS (
 -- tells of lanes up to which place of which priority there was nothing ready for anybody, as pairs in the order of
 -- `_floor_lanes`: what lies there is walked only if there are fewer than `_slots` behind it.
 CREATE FUNCTION claim(
-    _now bigint, _worker bigint, _lanes integer[], _owners bigint[], _slots integer, _after text, _first bigint,
+    _clock bigint, _now bigint, _worker bigint, _lanes integer[], _owners bigint[], _slots integer, _after text, _first bigint,
     _bytes bigint, _floor_lanes integer[], _floor_priorities integer[], _floor_places bigint[]
 ) RETURNS claims LANGUAGE plpgsql AS $$
 DECLARE
@@ -200,7 +200,8 @@ BEGIN
     claimed AS (
         UPDATE live AS l SET
             state = 'running', worker = _worker, token = _first + s.number - 1,
-            started_at = coalesce(l.started_at, _now),
+            -- By now others may have queued what was not due at the time of this exchange.
+            started_at = coalesce(l.started_at, _clock, clock_ms()),
             seat = CASE WHEN l.session IS NOT NULL THEN 3 END
         FROM sized AS s
         WHERE l.seq = s.seq AND (s.number = 1 OR s.bytes <= _bytes)
@@ -234,11 +235,11 @@ CREATE FUNCTION claimed(_worker bigint, _first bigint) RETURNS claims LANGUAGE s
 $$;
 
 -- Claims where there are limits, rates or sessions that nobody owns to look at: run by run, in order, each within what
--- is left of all that it lies in (the rule is that of perdure.budget, and explained there). Locks the scopes that have
+-- is left of all that it lies in (the rule is that of budget.py, and explained there). Locks the scopes that have
 -- budgets, in their order, so that those who claim within them take turns. Tells whether more may begin now, and when the
 -- next may otherwise; with `_slots` 0 nothing else. Uses scope_budget, live_ready, live_owned.
 CREATE FUNCTION claim_within(
-    _now bigint, _worker bigint, _lanes integer[], _slots integer, _after text, _first bigint, _bytes bigint,
+    _clock bigint, _now bigint, _worker bigint, _lanes integer[], _slots integer, _after text, _first bigint, _bytes bigint,
     OUT claimed integer, OUT more boolean, OUT opens_at bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -440,7 +441,7 @@ BEGIN
                     EXIT turns;
                 END IF;
                 UPDATE live AS l SET
-                    state = 'running', worker = _worker, token = _first + claimed, started_at = coalesce(l.started_at, _now),
+                    state = 'running', worker = _worker, token = _first + claimed, started_at = coalesce(l.started_at, _clock, clock_ms()),
                     seat = CASE WHEN l.session IS NOT NULL THEN 3 END
                 WHERE l.seq = (
                     SELECT x.seq FROM live AS x
@@ -488,7 +489,7 @@ BEGIN
     IF _reseated AND NOT more THEN
         -- Among those that have come forward one may begin.
         SELECT c.more, c.opens_at INTO more, opens_at
-        FROM claim_within(_now, _worker, _lanes, 0, _after, _first, _bytes) AS c;
+        FROM claim_within(_clock, _now, _worker, _lanes, 0, _after, _first, _bytes) AS c;
     ELSIF _lacks_room THEN
         -- One that owns as many sessions as it may looks again when it gives one up.
         SELECT s.idle_until INTO _keeps_until FROM session AS s
@@ -978,7 +979,7 @@ BEGIN
         END IF;
         _strict := _head.limited OR (_head.sessions > 0 AND any_ready(_open, ARRAY[-1]));
         IF _strict THEN
-            SELECT c.* INTO _outlook FROM claim_within(now, _worker, _open, _slots, _after, _token, _bytes) AS c;
+            SELECT c.* INTO _outlook FROM claim_within(_clock, now, _worker, _open, _slots, _after, _token, _bytes) AS c;
             _already := _already + _outlook.claimed;
         ELSIF _slots > 0 AND cardinality(_open) > 0 THEN
             SELECT b.last_value + b.is_called::integer INTO rewind FROM rewind AS b;
@@ -987,7 +988,7 @@ BEGIN
             END IF;
             _walked := pg_stat_get_xact_tuples_returned('live_ready'::regclass);
             _claims := claim(
-                now, _worker, _open, CASE WHEN _head.sessions > 0 THEN ARRAY[0, _worker] ELSE ARRAY[0] END, _slots, _after,
+                _clock, now, _worker, _open, CASE WHEN _head.sessions > 0 THEN ARRAY[0, _worker] ELSE ARRAY[0] END, _slots, _after,
                 _token, _bytes, _floor_lanes, _floor_priorities, _floor_places
             );
             -- So many entries are walked only where those of runs that were claimed long ago can't be removed, since
@@ -1030,7 +1031,7 @@ BEGIN
         IF _more AND (_head.limited OR (_head.sessions > 0 AND any_ready(_open, ARRAY[-1]))) THEN
             _strict := true;
             more := false;
-            SELECT c.* INTO _outlook FROM claim_within(now, _worker, _open, 0, _after, _first, _bytes) AS c;
+            SELECT c.* INTO _outlook FROM claim_within(_clock, now, _worker, _open, 0, _after, _first, _bytes) AS c;
         END IF;
     ELSE
         SELECT
@@ -1062,7 +1063,7 @@ BEGIN
         next_at := least(next_at, _outlook.opens_at);
     END IF;
     IF _head.listeners LIKE '%s%' AND (
-        tokens IS NOT NULL OR _end_refs IS NOT NULL OR _move_refs IS NOT NULL OR _tell_refs IS NOT NULL
+        _ready OR tokens IS NOT NULL OR _end_refs IS NOT NULL OR _move_refs IS NOT NULL OR _tell_refs IS NOT NULL
     ) THEN
         PERFORM pg_notify(channel(), 's');
     END IF;

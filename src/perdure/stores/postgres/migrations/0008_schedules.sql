@@ -220,7 +220,7 @@ BEGIN
             SELECT l.seq FROM live AS l
             WHERE l.grp = ANY (_groups) AND l.slot = 1 AND l.state = 'scheduled' AND l.held = 'rate'
         ));
-        PERFORM admit(_now, _groups);
+        PERFORM admit(_now, _groups, NULL, true);
     END IF;
     PERFORM tell_work();
     RETURN limits(_kind, _name);

@@ -208,15 +208,9 @@ FROM (
 ) AS latest;
 
 -- name: lanes
--- The lanes with the counts of their runs that ended, and how many of these prune has passed over, as JSON. Walks the
--- tallies, and ended_kept once.
-WITH passed AS MATERIALIZED (
-    SELECT lane, state, count(*) AS runs FROM perdure.ended WHERE kept IS NOT NULL GROUP BY lane, state
-)
+-- The lanes with the counts of their runs that ended, as JSON. Walks the tallies.
 SELECT json_agg(json_build_array(
-    a.id, a.workflow,
-    json_build_object('succeeded', t.succeeded, 'failed', t.failed, 'cancelled', t.cancelled),
-    coalesce((SELECT json_object_agg(p.state, p.runs) FROM passed AS p WHERE p.lane = a.id), '{}')
+    a.id, a.workflow, json_build_object('succeeded', t.succeeded, 'failed', t.failed, 'cancelled', t.cancelled)
 ))::text
 FROM perdure.lane AS a
 JOIN (
@@ -253,8 +247,19 @@ SELECT
 FROM unnest($1::bigint[]) WITH ORDINALITY AS e (seq, place) ORDER BY e.place;
 
 -- name: first_ended
--- The first runs of some lanes and states that ended, in the order in which they ended. Walks ended_prunable.
-SELECT d.finish, d.finished_at, d.seq
+-- The first runs of some lanes and states that ended, in the order in which they ended, each with how many of them there
+-- are in all: at one moment, so that two that prune at once do not take more than there are to be taken. Walks
+-- ended_prunable, the tallies and ended_kept.
+SELECT
+    d.finish, d.finished_at, d.seq,
+    (
+        SELECT sum(CASE e.state WHEN 'succeeded' THEN t.succeeded WHEN 'failed' THEN t.failed ELSE t.cancelled END)::bigint
+        FROM unnest($1::int[], $2::text[]) AS e (lane, state) JOIN perdure.tally AS t ON t.lane = e.lane
+    ) - (
+        SELECT count(*)
+        FROM unnest($1::int[], $2::text[]) AS e (lane, state)
+        JOIN perdure.ended AS k ON k.kept IS NOT NULL AND k.lane = e.lane AND k.state = e.state
+    ) AS runs
 FROM unnest($1::int[], $2::text[]) AS e (lane, state)
 CROSS JOIN LATERAL (
     SELECT x.finish, x.finished_at, x.seq FROM perdure.ended AS x
