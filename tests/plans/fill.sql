@@ -1,6 +1,6 @@
 -- A store with {number} runs of each kind, as its functions would have left them. A worker that
 -- never registered owns what is running.
-WITH made AS (SELECT (lanes_of(ARRAY['default'], ARRAY['ship'], ARRAY['']))[1] AS lane)
+WITH made AS (INSERT INTO lane (queue, workflow, version) VALUES ('default', 'ship', '') RETURNING id AS lane)
 INSERT INTO run (seq, id, lane, priority, max_crashes, created_at, ties, input, parent)
 SELECT i, 'run-' || i, made.lane, 0, 5, {now}, 0, 'null', CASE WHEN i % 50 = 0 THEN 'run-' || i - 1 END
 FROM made, generate_series(1, 5 * {number}) AS i;
