@@ -85,6 +85,9 @@ def wrong(plans: list[Plan]) -> list[str]:
                 found.append(f"walks {node['Relation Name']}: {query}")
             if "Sort" in kind and rows > BATCH:
                 found.append(f"sorts {rows} rows: {query}")
+            compared = node.get("Rows Removed by Join Filter", 0) * node.get("Actual Loops", 1)
+            if compared > 30 * BATCH:
+                found.append(f"compares {compared} pairs of rows: {query}")
             if "JIT" in plan.root:
                 found.append(f"compiles: {query}")
     return found
@@ -144,7 +147,9 @@ async def _groups(store: Store, ada: Worker) -> object:
 
 
 async def _enqueue(store: Store, ada: Worker) -> object:
-    await store.enqueue([start() for _ in range(50)])
+    made = [start() for _ in range(200)]
+    await store.enqueue(made)
+    await store.enqueue([*made, *(start() for _ in range(200))])
     await store.enqueue([start(unique=Unique(key="k")), start(unique=Unique(key="k"))])
     return await store.open_batch(f"batch {time.monotonic()}", [start() for _ in range(3)], start())
 
@@ -171,7 +176,7 @@ async def _reclaim(store: Store, ada: Worker) -> object:
 
 
 async def _prune(store: Store, ada: Worker) -> object:
-    return await store.prune([Retention(age=0), Retention(state=State.FAILED, count=10)], limit=100)
+    return await store.prune([Retention(age=0), Retention(state=State.FAILED, count=10)], limit=400)
 
 
 async def _read(store: Store, ada: Worker) -> object:
@@ -210,8 +215,8 @@ async def _count(store: Store, ada: Worker) -> object:
 
 
 LOOK: dict[Doing, int] = {
-    _claim: 1_000, _settle: 1_500, _save: 1_500, _move: 1_000, _promote: 1_500, _groups: 2_000, _enqueue: 2_500,
-    _cancel: 1_000, _reclaim: 1_000, _prune: 6_000, _read: 500, _list: 5_000, _count: 2_000,
+    _claim: 1_000, _settle: 1_500, _save: 1_500, _move: 1_000, _promote: 1_500, _groups: 2_000, _enqueue: 10_000,
+    _cancel: 1_000, _reclaim: 1_000, _prune: 12_000, _read: 500, _list: 5_000, _count: 2_000,
 }  # fmt: skip
 """The most pages that any one call of each may look at."""
 

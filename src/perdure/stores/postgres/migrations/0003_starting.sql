@@ -86,8 +86,10 @@ BEGIN
         RETURN array_fill(NULL::bigint, ARRAY[_number]);
     ELSE
         _made := ARRAY(
-            SELECT m.seq FROM unnest(_seqs) WITH ORDINALITY AS e (seq, place) LEFT JOIN unnest(_made) AS m (seq) USING (seq)
-            ORDER BY e.place
+            -- Numbers ascend, as the places of the runs do.
+            SELECT CASE WHEN count(*) = 2 THEN e.seq END
+            FROM (SELECT unnest(_seqs) AS seq UNION ALL SELECT unnest(_made)) AS e
+            GROUP BY e.seq ORDER BY e.seq
         );
     END IF;
     INSERT INTO live (

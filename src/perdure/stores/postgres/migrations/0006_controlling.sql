@@ -237,15 +237,16 @@ BEGIN
         DELETE FROM run AS r WHERE r.seq = ANY (_runs) RETURNING r.id, r.lane, r.seq, r.grp, r.session, r.batch
     ),
     ends AS (
-        DELETE FROM ended AS d WHERE d.seq = ANY (_runs) RETURNING d.seq, d.state
+        DELETE FROM ended AS d WHERE d.seq = ANY (_runs) RETURNING d.lane, d.state
     ),
     counted AS (
         INSERT INTO tally AS t (lane, shard, runs, succeeded, failed, cancelled)
         SELECT
-            f.lane, shard(), -count(*), -count(*) FILTER (WHERE e.state = 'succeeded'),
-            -count(*) FILTER (WHERE e.state = 'failed'), -count(*) FILTER (WHERE e.state = 'cancelled')
-        FROM facts AS f LEFT JOIN ends AS e ON e.seq = f.seq
-        GROUP BY f.lane ORDER BY f.lane
+            g.lane, shard(), -count(*) FILTER (WHERE g.state IS NULL), -count(*) FILTER (WHERE g.state = 'succeeded'),
+            -count(*) FILTER (WHERE g.state = 'failed'), -count(*) FILTER (WHERE g.state = 'cancelled')
+        -- Not joined: without hashes and sorts that would compare each with each.
+        FROM (SELECT f.lane, NULL AS state FROM facts AS f UNION ALL SELECT e.lane, e.state FROM ends AS e) AS g
+        GROUP BY g.lane ORDER BY g.lane
         ON CONFLICT (lane, shard) DO UPDATE SET
             runs = t.runs + excluded.runs, succeeded = t.succeeded + excluded.succeeded,
             failed = t.failed + excluded.failed, cancelled = t.cancelled + excluded.cancelled
@@ -388,10 +389,12 @@ BEGIN
         AND keeper_of(r.parent, r.batch) IS NOT NULL;
     GET DIAGNOSTICS _over = ROW_COUNT;
     _there := ARRAY(
-        SELECT d.seq FROM unnest(_runs, _finishes) AS e (seq, finish)
-        JOIN ended AS d ON d.seq = e.seq AND d.finish = e.finish
-        WHERE d.kept IS NULL
-        ORDER BY d.seq FOR UPDATE OF d SKIP LOCKED
+        SELECT d.seq
+        FROM (SELECT u.seq, u.finish FROM unnest(_runs, _finishes) AS u (seq, finish) ORDER BY u.seq) AS e
+        CROSS JOIN LATERAL (
+            SELECT x.seq FROM ended AS x
+            WHERE x.seq = e.seq AND x.finish = e.finish AND x.kept IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) AS d
     );
     removed := erase(coalesce(_clock, clock_ms()), _there);
     changed := removed + _over + _back + _emptied > 0;
