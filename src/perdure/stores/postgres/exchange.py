@@ -42,6 +42,10 @@ _ENDS = {To.SUCCEEDED, To.FAILED, To.CANCELLED}
 _OVERDUE = [deadline_exceeded(), OVERDUE, DEADLINE_PASSED, PARENT_DEADLINE_PASSED]
 
 
+_LOOK = 1.0
+"""Seconds after which a worker looks for new lanes in any case."""
+
+
 class Particulars(Struct):
     """What few claimed runs have."""
 
@@ -84,15 +88,17 @@ class Desk:
     def __init__(self, db: Session, look_again: Callable[[], None]) -> None:
         self._db = db
         self._look_again = look_again
-        self._served: dict[int, tuple[int, list[int]]] = {}
-        """By worker: the state of the lanes when it looked, and their numbers."""
+        self._served: dict[int, tuple[float, int, list[int]]] = {}
+        """By worker: when it looked, the state of the lanes then, and their numbers."""
         self._names: dict[int, tuple[str, str, str]] = {}
         """By number: queue, workflow, version. Lanes never change."""
         self._floors: dict[int, Floors] = {}
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
-        topology, lanes = self._served.get(exchange.worker, (None, None))
         begun = time.monotonic()
+        looked, topology, lanes = self._served.get(exchange.worker, (begun, None, None))
+        if begun - looked > _LOOK:
+            topology = None  # A lane may have been made while it looked, and its number moved on before.
         row = await self._db.call(
             "exchange",
             self._db.clock(),
@@ -122,7 +128,7 @@ class Desk:
         if row["lanes"] is not None:
             found = _Lanes.decode(row["lanes"])
             self._names.update((number, (queue, workflow, version)) for number, queue, workflow, version in found)
-            self._served[exchange.worker] = row["topology"], [number for number, *_ in found]
+            self._served[exchange.worker] = begun, row["topology"], [number for number, *_ in found]
         claims = self._claims(row)
         if exchange.slots:
             self._note(exchange.worker, row, begun)

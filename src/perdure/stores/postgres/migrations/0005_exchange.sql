@@ -5,7 +5,8 @@
 BEGIN;
 
 -- The lanes that a worker serves. Uses lane_name.
-CREATE FUNCTION served(_worker bigint) RETURNS integer[] LANGUAGE sql STABLE AS $$
+CREATE FUNCTION served(_worker bigint) RETURNS integer[] LANGUAGE sql STABLE
+SET search_path FROM CURRENT AS $$
     SELECT coalesce(array_agg(l.id ORDER BY l.id), '{}')
     FROM worker AS w
     CROSS JOIN unnest(w.queues) AS q (name)
@@ -22,7 +23,8 @@ CREATE FUNCTION served(_worker bigint) RETURNS integer[] LANGUAGE sql STABLE AS 
 $$;
 
 -- Of lanes, those that are not paused, by their queue, their workflow or the namespace.
-CREATE FUNCTION unpaused(_lanes integer[]) RETURNS integer[] LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION unpaused(_lanes integer[]) RETURNS integer[] LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT AS $$
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM scope AS s WHERE s.paused AND s.kind <> 'group') THEN
         RETURN _lanes;
@@ -327,10 +329,12 @@ BEGIN
         SELECT
             array_agg(h.seq) AS seqs, array_agg(h.priority) AS priorities, array_agg(h.queue) AS queues, array_agg(h.workflow) AS workflows,
             array_agg(h.key) AS keys, array_agg(h.session) AS sessions, array_agg(h.owner) AS owners,
-            array_agg(h.started_at) AS started_ats
+            array_agg(h.started_at) AS started_ats, array_agg(h.budgeted) AS budgeted
         INTO _heads
         FROM (
-            SELECT q.*, l.queue, l.workflow, coalesce(g.key, '') AS key
+            SELECT
+                q.*, l.queue, l.workflow, coalesce(g.key, '') AS key,
+                EXISTS (SELECT 1 FROM scope AS s WHERE s.budget AND s.kind = 'group' AND s.name = g.key) AS budgeted
             FROM unnest(_lanes) AS a (lane)
             JOIN lane AS l ON l.id = a.lane
             CROSS JOIN unnest(_owners) AS o (owner)
@@ -364,6 +368,14 @@ BEGIN
                 END IF;
                 _i := _at[_turn];
                 _at[_turn] := _i + 1;
+                IF _heads.budgeted[_i] AND NOT EXISTS (
+                    SELECT 1 FROM unnest(_budgets.kinds, _budgets.names) AS b (kind, name)
+                    WHERE b.kind = 'group' AND b.name = _heads.keys[_i]
+                ) THEN
+                    -- It has come since the budgets were locked: the next exchange looks at its rate.
+                    more := true;
+                    CONTINUE heads;
+                END IF;
                 _blocked := false;
                 _opens := NULL;
                 _late := NULL;
@@ -522,6 +534,8 @@ DECLARE
     _continued bigint[];
     _parked bigint[];
 BEGIN
+    -- First the locks, and then a look of its own: somebody may be cancelling one of them just now.
+    PERFORM 1 FROM live AS l WHERE l.seq = ANY (_refs) ORDER BY l.seq DESC FOR NO KEY UPDATE;
     WITH told AS (
         SELECT
             e.*,
@@ -1044,7 +1058,9 @@ BEGIN
                 CASE WHEN _fires IS NULL THEN _head.slot ELSE (
                     SELECT s.next_slot FROM schedule AS s
                     WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
-                ) END
+                ) END,
+                -- What somebody else had in hand.
+                CASE WHEN EXISTS (SELECT 1 FROM recheck) THEN now + 50 END
             ),
             more OR floored IS TRUE OR (_slots <= 0 AND _floor_lanes IS NOT NULL) OR (NOT _strict AND EXISTS (
                 SELECT 1 FROM unnest(_open) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)

@@ -345,7 +345,7 @@ END $$;
 
 -- What keeps a run that ended: its parent, while that lives, or its batch, until all of its runs and its callback have
 -- ended.
-CREATE FUNCTION keeper_of(_parent text, _batch text) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE FUNCTION keeper_of(_parent text, _batch text) RETURNS text LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     SELECT CASE
         WHEN _parent IS NOT NULL AND EXISTS (
             SELECT 1 FROM run AS p JOIN live AS l ON l.seq = p.seq WHERE p.id = _parent
