@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -481,5 +481,7 @@ def test_a_store_does_what_the_model_does(backend: str) -> None:
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
             report_multiple_bugs=False,
+            # Shrinking tries hundreds: too long where each of them takes a new database.
+            phases=[phase for phase in Phase if phase is not Phase.shrink or STORES[backend].examples >= 100],
         ),
     )

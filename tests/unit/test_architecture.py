@@ -3,7 +3,7 @@
 From the bottom to the top; a module may import from its own package and from the layers below:
 
     model    plain data and pure decisions: errors, model, values, codec, retry, clock, ...
-    stores   the protocol (`stores.base`), what stores share, and the stores that carry it out; no store knows another one
+    stores   the protocol (`stores.base`), what stores share, and the stores that carry it out; no store knows another
     engine   what happens inside of a worker; of the stores it knows the protocol alone
     app      what users hold: the other modules at the top level, and the public names in `perdure` itself
     edges    dashboard, contrib, testing: built on what users hold

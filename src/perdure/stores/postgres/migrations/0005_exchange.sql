@@ -266,7 +266,6 @@ DECLARE
     _opens bigint;
     _late bigint;
     _weight bigint;
-    _lacks_room boolean;
     _reseated boolean := false;
     _progress boolean;
 BEGIN
@@ -281,7 +280,6 @@ BEGIN
     FOR _round IN 1..8 LOOP
         more := false;
         opens_at := NULL;
-        _lacks_room := false;
         _progress := false;
         IF _round = 1 THEN
             WITH locked AS (
@@ -431,7 +429,6 @@ BEGIN
                 END IF;
                 IF _heads.owners[_i] = -1 AND NOT _heads.sessions[_i] = ANY (_new_sessions) THEN
                     IF _rooms <= 0 THEN
-                        _lacks_room := true;
                         CONTINUE heads;
                     END IF;
                     IF claimed >= _slots THEN
@@ -502,8 +499,8 @@ BEGIN
         -- Among those that have come forward one may begin.
         SELECT c.more, c.opens_at INTO more, opens_at
         FROM claim_within(_clock, _now, _worker, _lanes, 0, _after, _first, _bytes) AS c;
-    ELSIF _lacks_room THEN
-        -- One that owns as many sessions as it may looks again when it gives one up.
+    ELSIF cardinality(_owners) > 1 AND _rooms <= 0 AND any_ready(_lanes, ARRAY[-1]) THEN
+        -- One that owns as many sessions as it may looks again when it gives one up, if there is another one.
         SELECT s.idle_until INTO _keeps_until FROM session AS s
         WHERE s.owner = _worker AND s.idle_until IS NOT NULL ORDER BY s.idle_until LIMIT 1;
         opens_at := least(opens_at, _keeps_until);
