@@ -1,5 +1,7 @@
 -- What holds runs back, and lets them through: groups, sessions. These functions lock a group's or a session's row only
--- if nobody else has it, so that they never wait; whoever had it in hand is followed by a look of the next exchange.
+-- if nobody else has it, so that they never wait for it; whoever had it in hand is followed by a look of the next exchange,
+-- for which workers are woken. Runs are claimed, parked and ended without that row: an update here says once more on the row
+-- that it changes what it was decided from, so that it leaves alone what was changed by those that it waited for.
 
 BEGIN;
 
@@ -45,6 +47,9 @@ BEGIN
         SELECT s.owner, s.idle_until INTO _session FROM session AS s WHERE s.id = _id FOR NO KEY UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
             INSERT INTO recheck (session) SELECT s.id FROM session AS s WHERE s.id = _id;
+            IF FOUND THEN
+                PERFORM pg_notify(channel(), 'w');
+            END IF;
             CONTINUE;
         END IF;
         WITH first AS (
@@ -67,7 +72,8 @@ BEGIN
             held = CASE WHEN r.has THEN NULL ELSE 'session' END,
             owner = coalesce(_session.owner, -1)
         FROM ranked AS r
-        WHERE l.seq = r.seq AND (r.has <> (r.seat = 1) OR (r.has AND r.owner <> coalesce(_session.owner, -1)));
+        WHERE l.seq = r.seq AND l.seat = r.seat
+            AND (r.has <> (r.seat = 1) OR (r.has AND r.owner <> coalesce(_session.owner, -1)));
         IF _session.owner IS NOT NULL THEN
             IF EXISTS (SELECT 1 FROM live AS l WHERE l.session = _id AND l.seat IS NOT NULL) THEN
                 UPDATE session AS s SET idle_until = NULL WHERE s.id = _id AND s.idle_until IS NOT NULL;
@@ -78,8 +84,14 @@ BEGIN
             END IF;
         ELSE
             UPDATE session AS s SET idle_until = NULL WHERE s.id = _id AND s.idle_until IS NOT NULL;
-            DELETE FROM session AS s
-            WHERE s.id = _id AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = _id);
+            IF NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = _id) THEN
+                -- Not while somebody is about to make another run of it, and not if somebody has: a look once it is locked.
+                PERFORM 1 FROM session AS s WHERE s.id = _id FOR UPDATE SKIP LOCKED;
+                IF FOUND THEN
+                    DELETE FROM session AS s
+                    WHERE s.id = _id AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = _id);
+                END IF;
+            END IF;
         END IF;
     END LOOP;
 END $$;
@@ -97,70 +109,101 @@ DECLARE
     _group record;
     _id integer;
     _held record;
-    _free bigint;
-    _changed record;
     _sessions integer[];
 BEGIN
     FOR _id IN SELECT DISTINCT e FROM unnest(_groups) AS e WHERE e IS NOT NULL LOOP
         SELECT g.most, g.paused INTO _group FROM grp AS g WHERE g.id = _id FOR NO KEY UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
             INSERT INTO recheck (grp) SELECT g.id FROM grp AS g WHERE g.id = _id;
+            IF FOUND THEN
+                PERFORM pg_notify(channel(), 'w');
+            END IF;
             CONTINUE;
         END IF;
-        -- Whose slots are beyond dispute: how many, how many of them run, how many want to go on.
-        SELECT
-            count(*) AS slots,
-            count(*) FILTER (WHERE l.state = 'running') AS running,
-            count(*) FILTER (WHERE l.state = 'queued') AS woken,
-            bool_or(l.session IS NOT NULL) AS sessions
-        INTO _held
-        FROM live AS l
-        WHERE l.grp = _id AND l.slot = 1
-            AND (l.state = 'running' OR (l.started_at IS NOT NULL AND l.keep));
-        _free := CASE WHEN _group.paused THEN 0 ELSE greatest(0, _group.most - _held.slots) END;
-        WITH first AS (
-            (
-                SELECT l.seq, l.priority, l.slot, l.place FROM live AS l
-                WHERE l.grp = _id AND l.slot = 1 AND l.state <> 'running' AND (l.started_at IS NULL OR NOT l.keep)
-            )
-            UNION ALL
-            (
-                SELECT l.seq, l.priority, l.slot, l.place FROM live AS l
-                WHERE l.grp = _id AND l.slot = 2
-                ORDER BY l.priority, l.seq LIMIT _free
-            )
-        ),
-        ranked AS (
-            SELECT f.*, row_number() OVER (ORDER BY f.priority, f.seq) <= _free AS has FROM first AS f
-        ),
-        changed AS (
-            UPDATE live AS l SET
-                slot = CASE WHEN r.has THEN 1 ELSE 2 END,
-                state = 'queued',
-                wake_at = NULL,
-                held = CASE WHEN NOT r.has THEN 'group' WHEN l.session IS NOT NULL THEN 'session' END,
-                seat = CASE WHEN l.session IS NULL THEN NULL WHEN r.has THEN 2 ELSE 0 END,
-                place = coalesce(
-                    l.place, CASE WHEN NOT r.has THEN NULL WHEN l.seq = ANY (_joined) THEN l.seq ELSE nextval('place') END
-                )
-            FROM (SELECT * FROM ranked ORDER BY priority, seq) AS r
-            WHERE l.seq = r.seq
-                AND CASE WHEN r.has THEN r.slot = 2 OR l.held = 'paused' ELSE r.slot = 1 AND (_set OR NOT _group.paused) END
-            RETURNING l.session, r.has AND r.place IS NOT NULL AS back
-        )
-        SELECT array_agg(c.session) FILTER (WHERE c.session IS NOT NULL) AS seated, bool_or(c.back) AS back
-        INTO _changed FROM changed AS c;
-        _sessions := _sessions || _changed.seated;
-        IF _changed.back OR _held.woken > 0 THEN
-            PERFORM nextval('rewind');
-        END IF;
-        IF _held.woken > 0 OR _group.paused THEN
-            WITH woken AS (
+        LOOP
+            -- Whose slots are beyond dispute: how many of them run, how many want to go on. Counted as of the same moment at
+            -- which the others are ranked, else one that is claimed in between would be neither.
+            WITH holders AS MATERIALIZED (
                 SELECT
-                    l.seq,
+                    l.seq, l.priority, l.slot, l.place, l.state, l.held, l.session,
+                    l.state = 'running' OR (l.started_at IS NOT NULL AND l.keep) AS keeps
+                FROM live AS l
+                WHERE l.grp = _id AND l.slot = 1
+            ),
+            counted AS MATERIALIZED (
+                SELECT
+                    count(*) FILTER (WHERE h.keeps AND h.state = 'queued') AS woken,
+                    bool_or(h.keeps AND h.session IS NOT NULL) AS sessions,
+                    CASE
+                        WHEN _group.paused THEN 0 ELSE greatest(0, _group.most - count(*) FILTER (WHERE h.keeps))
+                    END AS free
+                FROM holders AS h
+            ),
+            first AS (
+                (
+                    SELECT h.seq, h.priority, h.slot, h.place, h.held FROM holders AS h WHERE NOT h.keeps
+                )
+                UNION ALL
+                (
+                    SELECT l.seq, l.priority, l.slot, l.place, l.held FROM live AS l
+                    WHERE l.grp = _id AND l.slot = 2
+                    ORDER BY l.priority, l.seq LIMIT (SELECT c.free FROM counted AS c)
+                )
+            ),
+            ranked AS (
+                SELECT f.*, row_number() OVER (ORDER BY f.priority, f.seq) <= c.free AS has
+                FROM first AS f CROSS JOIN counted AS c
+            ),
+            wanted AS MATERIALIZED (
+                SELECT r.* FROM ranked AS r
+                WHERE CASE
+                    WHEN r.has THEN r.slot = 2 OR r.held = 'paused' ELSE r.slot = 1 AND (_set OR NOT _group.paused)
+                END
+                ORDER BY r.priority, r.seq
+            ),
+            changed AS (
+                UPDATE live AS l SET
+                    slot = CASE WHEN w.has THEN 1 ELSE 2 END,
+                    state = 'queued',
+                    wake_at = NULL,
+                    held = CASE WHEN NOT w.has THEN 'group' WHEN l.session IS NOT NULL THEN 'session' END,
+                    seat = CASE WHEN l.session IS NULL THEN NULL WHEN w.has THEN 2 ELSE 0 END,
+                    place = coalesce(
+                        l.place,
+                        CASE WHEN NOT w.has THEN NULL WHEN l.seq = ANY (_joined) THEN l.seq ELSE nextval('place') END
+                    )
+                FROM wanted AS w
+                WHERE l.seq = w.seq AND l.slot = w.slot
+                    AND (l.slot = 2 OR (l.state <> 'running' AND (l.started_at IS NULL OR NOT l.keep)))
+                RETURNING l.session, w.has AND w.place IS NOT NULL AS back
+            )
+            SELECT
+                c.woken, c.sessions, x.seated, x.back,
+                x.runs <> (SELECT count(*) FROM wanted) AS skipped
+            INTO _held
+            FROM counted AS c
+            CROSS JOIN (
+                SELECT
+                    count(*) AS runs, array_agg(x.session) FILTER (WHERE x.session IS NOT NULL) AS seated,
+                    bool_or(x.back) AS back
+                FROM changed AS x
+            ) AS x;
+            _sessions := _sessions || _held.seated;
+            IF _held.back OR _held.woken > 0 THEN
+                PERFORM nextval('rewind');
+            END IF;
+            -- What was claimed meanwhile keeps its slot. Another one may just have been given that: nobody has seen it yet,
+            -- so the next round sends it back into the line. Each round follows a change that somebody else committed.
+            CONTINUE WHEN _held.skipped;
+            EXIT WHEN _held.woken = 0 AND NOT _group.paused;
+            WITH woken AS MATERIALIZED (
+                SELECT
+                    l.seq, l.held AS was,
                     CASE
                         WHEN _group.paused THEN 'paused'
-                        WHEN row_number() OVER (ORDER BY l.priority, l.seq) > _group.most - _held.running THEN 'group'
+                        WHEN row_number() OVER (ORDER BY l.priority, l.seq) > _group.most - (
+                            SELECT count(*) FROM live AS r WHERE r.grp = _id AND r.slot = 1 AND r.state = 'running'
+                        ) THEN 'group'
                         WHEN l.session IS NULL THEN NULL
                         WHEN l.held IS NULL OR l.held = 'session' THEN l.held
                         ELSE 'session'
@@ -168,17 +211,23 @@ BEGIN
                 FROM live AS l
                 WHERE l.grp = _id AND l.slot = 1 AND l.state = 'queued'
                     AND (_group.paused OR (l.started_at IS NOT NULL AND l.keep))
+            ),
+            changed AS (
+                UPDATE live AS l SET
+                    held = w.held,
+                    seat = CASE WHEN l.session IS NULL THEN NULL WHEN w.held IN ('paused', 'group') THEN 0 ELSE 2 END
+                FROM woken AS w
+                WHERE l.seq = w.seq AND w.was IS DISTINCT FROM w.held AND l.slot = 1 AND l.state = 'queued'
+                RETURNING l.seq
             )
-            UPDATE live AS l SET
-                held = w.held,
-                seat = CASE WHEN l.session IS NULL THEN NULL WHEN w.held IN ('paused', 'group') THEN 0 ELSE 2 END
-            FROM woken AS w
-            WHERE l.seq = w.seq AND l.held IS DISTINCT FROM w.held;
-            IF _held.sessions THEN
-                _sessions := _sessions || ARRAY(
-                    SELECT l.session FROM live AS l WHERE l.grp = _id AND l.slot = 1 AND l.session IS NOT NULL
-                );
-            END IF;
+            SELECT (SELECT count(*) FROM woken AS w WHERE w.was IS DISTINCT FROM w.held) <> (SELECT count(*) FROM changed)
+            INTO _held.skipped;
+            EXIT WHEN NOT _held.skipped;
+        END LOOP;
+        IF _held.sessions AND (_held.woken > 0 OR _group.paused) THEN
+            _sessions := _sessions || ARRAY(
+                SELECT l.session FROM live AS l WHERE l.grp = _id AND l.slot = 1 AND l.session IS NOT NULL
+            );
         END IF;
     END LOOP;
     IF _sessions IS NOT NULL THEN

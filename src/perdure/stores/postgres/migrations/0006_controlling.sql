@@ -232,6 +232,7 @@ CREATE FUNCTION erase(_now bigint, _runs bigint[]) RETURNS integer LANGUAGE plpg
 DECLARE
     _gone record;
     _ids text[];
+    _left integer[];
 BEGIN
     WITH facts AS (
         DELETE FROM run AS r WHERE r.seq = ANY (_runs) RETURNING r.id, r.lane, r.seq, r.grp, r.session, r.batch
@@ -277,51 +278,66 @@ BEGIN
     WHERE (b.id = ANY (_gone.batches) OR b.callback = ANY (_ids))
         AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.batch = b.id)
         AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = b.callback);
-    -- A group and a session go with the last of their runs; not while somebody is about to make another one.
-    DELETE FROM grp AS g
-    WHERE g.id = ANY (ARRAY(SELECT x.id FROM grp AS x WHERE x.id = ANY (_gone.groups) ORDER BY x.id FOR UPDATE SKIP LOCKED))
-        AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.grp = g.id);
-    DELETE FROM session AS s
-    WHERE s.id = ANY (ARRAY(
-            SELECT x.id FROM session AS x
-            WHERE x.id = ANY (_gone.sessions) AND x.owner IS NULL ORDER BY x.id FOR UPDATE SKIP LOCKED
-        ))
-        AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = s.id);
+    -- A group and a session go with the last of their runs; not while somebody is about to make another one, and not if
+    -- somebody has: looks again once they are locked.
+    _left := ARRAY(SELECT g.id FROM grp AS g WHERE g.id = ANY (_gone.groups) ORDER BY g.id FOR UPDATE SKIP LOCKED);
+    DELETE FROM grp AS g WHERE g.id = ANY (_left) AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.grp = g.id);
+    _left := ARRAY(
+        SELECT s.id FROM session AS s
+        WHERE s.id = ANY (_gone.sessions) AND s.owner IS NULL ORDER BY s.id FOR UPDATE SKIP LOCKED
+    );
+    DELETE FROM session AS s WHERE s.id = ANY (_left) AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = s.id);
     RETURN _gone.runs;
 END $$;
 
 -- Removes a run and its descendants; returns how many. What has not ended is cancelled first, so that all that waits for
 -- its end goes on; raises PD003 for such unless forced. Locks the workers that own some of them, so that nothing that
--- these say comes in between.
+-- these say, or keep in a transaction of the application, comes in between, and the runs, live ones and then ended ones, so
+-- that they are not retried; looks again until what it found is what it locked. Uses run_child and primary keys.
 CREATE FUNCTION remove(_clock bigint, _run_id text, _force boolean) RETURNS integer
 LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
     _run bigint;
-    _family bigint[];
-    _live bigint[];
+    _found record;
+    _was record;
+    _locked bigint;
+    _ends bigint;
 BEGIN
-    SELECT f.seq INTO _run FROM found(_run_id) AS f;
-    WITH RECURSIVE tree (seq, id) AS (
-        SELECT r.seq, r.id FROM run AS r WHERE r.seq = _run
-        UNION
-        SELECT c.seq, c.id FROM tree AS t JOIN run AS c ON c.parent = t.id
-    )
-    SELECT array_agg(t.seq) INTO _family FROM tree AS t;
-    _live := tree(ARRAY[_run], true);
-    IF cardinality(_live) > 0 AND NOT _force THEN
-        RAISE EXCEPTION '% of the % runs that go with run % have not ended: cancel it first, or force',
-            cardinality(_live), cardinality(_family), _run_id USING ERRCODE = 'PD003';
-    END IF;
-    PERFORM 1 FROM worker AS w
-    WHERE w.id IN (SELECT l.worker FROM live AS l WHERE l.seq = ANY (_live) AND l.state = 'running')
-    ORDER BY w.id FOR NO KEY UPDATE;
-    PERFORM finish(_now, _live, 'cancelled', ARRAY['"deleted"'], NULL);
-    RETURN erase(_now, _family);
+    LOOP
+        SELECT f.seq INTO _run FROM found(_run_id) AS f;
+        WITH RECURSIVE tree (seq, id) AS (
+            SELECT r.seq, r.id FROM run AS r WHERE r.seq = _run
+            UNION
+            SELECT c.seq, c.id FROM tree AS t JOIN run AS c ON c.parent = t.id
+        )
+        SELECT
+            array_agg(t.seq ORDER BY t.seq) AS family,
+            coalesce(array_agg(l.seq ORDER BY l.seq DESC) FILTER (WHERE l.seq IS NOT NULL), '{}') AS live,
+            coalesce(array_agg(d.seq ORDER BY d.seq) FILTER (WHERE d.seq IS NOT NULL), '{}') AS ended,
+            array_agg(DISTINCT l.worker) FILTER (WHERE l.state = 'running') AS workers
+        INTO _found
+        FROM tree AS t LEFT JOIN live AS l ON l.seq = t.seq LEFT JOIN ended AS d ON d.seq = t.seq;
+        IF cardinality(_found.live) > 0 AND NOT _force THEN
+            RAISE EXCEPTION '% of the % runs that go with run % have not ended: cancel it first, or force',
+                cardinality(_found.live), cardinality(_found.family), _run_id USING ERRCODE = 'PD003';
+        END IF;
+        EXIT WHEN _found IS NOT DISTINCT FROM _was AND _locked = cardinality(_found.live) + cardinality(_found.ended);
+        _was := _found;
+        PERFORM 1 FROM worker AS w WHERE w.id = ANY (_found.workers) ORDER BY w.id FOR UPDATE;
+        PERFORM 1 FROM live AS l WHERE l.seq = ANY (_found.live) ORDER BY l.seq DESC FOR UPDATE;
+        GET DIAGNOSTICS _locked = ROW_COUNT;
+        PERFORM 1 FROM ended AS d WHERE d.seq = ANY (_found.ended) ORDER BY d.seq FOR UPDATE;
+        GET DIAGNOSTICS _ends = ROW_COUNT;
+        _locked := _locked + _ends;
+    END LOOP;
+    PERFORM finish(_now, _found.live, 'cancelled', ARRAY['"deleted"'], NULL);
+    RETURN erase(_now, _found.family);
 END $$;
 
--- Sets labels of a run; an empty value removes one.
+-- Sets labels of a run; an empty value removes one. Locks the run, as who deletes it or sets others does. Uses primary
+-- keys.
 CREATE FUNCTION set_labels(_run_id text, _labels json, _most bigint) RETURNS void
 LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -329,7 +345,13 @@ DECLARE
     _run bigint;
     _number bigint;
 BEGIN
-    SELECT f.seq INTO _run FROM found(_run_id) AS f;
+    LOOP
+        SELECT f.seq INTO _run FROM found(_run_id) AS f;
+        UPDATE live AS l SET ties = l.ties | 8 WHERE l.seq = _run;
+        EXIT WHEN FOUND;
+        UPDATE ended AS d SET ties = d.ties | 8 WHERE d.seq = _run;
+        EXIT WHEN FOUND;
+    END LOOP;
     INSERT INTO label (run, key, value)
     SELECT _run, e.key, e.value FROM json_each_text(_labels) AS e WHERE e.value <> ''
     ON CONFLICT (run, key) DO UPDATE SET value = excluded.value;
@@ -339,8 +361,6 @@ BEGIN
         RAISE EXCEPTION 'run % would have % labels, and % is the most; remove some first', _run_id, _number, _most
             USING ERRCODE = 'PD010';
     END IF;
-    UPDATE live AS l SET ties = l.ties | 8 WHERE l.seq = _run;
-    UPDATE ended AS d SET ties = d.ties | 8 WHERE d.seq = _run;
 END $$;
 
 -- What keeps a run that ended: its parent, while that lives, or its batch, until all of its runs and its callback have
