@@ -19,13 +19,14 @@ from conformance.kit import (
     ids,
     message,
     of_group,
+    of_queue,
     record,
     save,
     start,
     worker,
 )
 from perdure.errors import InvalidInput, RunNotEnded, RunNotFound
-from perdure.model import MOST_LABELS, Limits, Retention, State
+from perdure.model import MOST_LABELS, Limits, Rate, Retention, State
 from perdure.stores.base import To, Topic
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres.connect import Connection, connect
@@ -314,3 +315,55 @@ async def test_a_label_that_comes_with_the_end_of_its_run_is_kept(database: Data
         await held.commit()
     await label
     assert (await record(store, "x")).labels == {"a": "b"}
+
+
+# --- settles, limits
+
+
+async def test_a_run_that_is_cancelled_while_it_parks_is_claimed_again_and_told(database: Database) -> None:
+    store = database.store
+    ada = await worker(store)
+    await store.enqueue([start("r")])
+    claim = await ada.claim_one()
+    async with database.held() as held:
+        assert await held.store.cancel("r", "not any more") is State.RUNNING
+        park = await database.waiting(ada.park(claim, for_signal()))
+        await held.commit()
+    await park
+    again = await ada.claim_one()
+    assert again.cancelling is not None
+    assert again.cancelling.reason == "not any more"
+
+
+async def test_a_run_whose_deadline_passes_while_it_parks_is_claimed_again_and_told(
+    database: Database, clock: ManualClock
+) -> None:
+    store = database.store
+    ada, bob = await worker(store), await worker(store)
+    await store.enqueue([start("r", timeout=1000)])
+    claim = await ada.claim_one()
+    clock.advance(ms=1000)
+    async with database.held() as held:
+        await held.worker(bob).exchange(slots=1)
+        park = await database.waiting(ada.park(claim, for_signal()))
+        await held.commit()
+    await park
+    again = await ada.claim_one()
+    assert again.cancelling is not None
+    assert again.cancelling.deadline
+
+
+async def test_the_rate_of_a_group_holds_that_became_ready_while_a_claim_waited(database: Database) -> None:
+    store = database.store
+    ada = await worker(store)
+    await store.set_limits(of_queue(), Limits(100), "me")
+    await store.set_limits(of_group("g"), Limits(10, Rate(1, 3_600_000, 1)), "me")
+    await store.enqueue([start("plain")])
+    async with database.held() as held:
+        await held.call("SELECT 1 FROM perdure.scope WHERE kind = 'queue' FOR NO KEY UPDATE")
+        claiming = await database.waiting(ada.exchange(slots=10))
+        await store.enqueue([start(f"g{n}", group="g", group_limit=10) for n in range(5)])
+        await held.commit()
+    reply = await claiming
+    assert (ids(reply.claims), reply.more) == (["plain"], True)
+    assert ids(await ada.claim()) == ["g0"]
