@@ -9,15 +9,17 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from conformance.kit import Worker, record, start, worker
+from conformance.kit import Worker, ids, message, record, start, worker
 from perdure.model import OnConflict, State, Unique
 from perdure.stores.postgres import parse_url
+from perdure.stores.postgres.listen import channel
 from perdure.stores.postgres.store import PostgresStore
 from servers.postgres import Postgres, migrated_postgres
 
 pytestmark = pytest.mark.anyio
 
 PATIENCE = 20
+DEBOUNCE = "SELECT perdure.start('ship', '{}', unique_key => 'k', debounce => '1 hour')"
 
 
 @pytest.fixture
@@ -135,3 +137,48 @@ async def test_a_group_that_somebody_joins_just_now_is_kept(
         await other.execute("COMMIT")
         assert await other.fetchval("SELECT count(*) FROM perdure.grp") == 1
         assert await other.fetchval("SELECT count(*) FROM perdure.session") == 1
+
+
+async def test_workers_do_not_wait_for_a_transaction_with_a_unique_key(store: PostgresStore, postgres_url: str) -> None:
+    ada, bob = await worker(store), await worker(store)
+    heard: list[object] = []
+    async with connection(postgres_url) as application, connection(postgres_url) as listener:
+        first = await application.fetchval(DEBOUNCE)
+        await application.execute(DEBOUNCE)  # A word about it is left to the workers.
+        await application.execute("BEGIN")
+        await application.execute(DEBOUNCE)
+        await store.enqueue([start("other"), start("hearing")])
+        await application.execute("SELECT perdure.signal('hearing', 'approve', '1')")
+        await store.signal(message("hearing"))
+        await listener.add_listener(channel("perdure"), lambda *said: heard.append(said))
+        async with asyncio.timeout(5):  # Half of what a worker would wait for a lock.
+            assert ids(await ada.claim()) == ["other", "hearing"]
+            await bob.exchange()
+            heard.clear()
+            for each in (ada, bob, ada, bob):
+                await each.exchange()
+        await listener.fetchval("SELECT 1")
+        assert heard == []  # They do not wake each other for what they can't do.
+        assert await listener.fetchval("SELECT count(*) FROM perdure.recheck") > 0
+        await application.execute("COMMIT")
+        for _ in range(2):
+            await ada.exchange()
+        assert await listener.fetchval("SELECT count(*) FROM perdure.recheck") == 0
+    assert (await record(store, first)).state is State.SCHEDULED
+
+
+async def test_workers_do_not_wait_long_for_an_id_that_a_transaction_has(
+    store: PostgresStore, postgres_url: str
+) -> None:
+    ada = await worker(store)
+    async with connection(postgres_url) as application, connection(postgres_url) as other:
+        held = await other.fetchval("SELECT perdure.start('ship', '{}', unique_key => 'k', delay => '1 hour')")
+        replace = "SELECT perdure.start('ship', '{}', id => 'x', unique_key => 'k', on_conflict => 'replace')"
+        await other.execute(replace)
+        await store.cancel(held, "so that the key is free")
+        await application.execute("BEGIN; SELECT perdure.start('ship', '{}', id => 'x')")
+        await store.enqueue([start("other")])
+        async with asyncio.timeout(5):
+            assert ids(await ada.claim()) == ["other"]
+        await application.execute("ROLLBACK")
+        assert ids(await ada.claim()) == ["x"]
