@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
+from json import dumps
+from secrets import token_hex
 from typing import Any, LiteralString, cast
 from urllib.parse import urlsplit, urlunsplit
 
@@ -336,15 +338,40 @@ async def test_a_role_that_may_start_only(url: str, as_role: str) -> None:
     assert one(url, "SELECT id FROM perdure.run") == "x"
 
 
+@pytest.mark.parametrize(
+    ("function", "said", "named"),
+    [
+        ("signal", {"run_id": "held", "id": "s", "body": "1"}, "the name of the signal"),
+        ("signal", {"run_id": "held", "id": "s" * 12_000, "name": "go", "body": "1"}, "the id of the signal"),
+        ("signal", {"run_id": "held", "id": "s", "name": "go"}, "the value of signal go"),
+        ("cancel", {"run_id": "held", "reason": "r" * 1001, "children": True}, "a reason"),
+        ("start", {"starts": [{"id": "x", "workflow": "add", "queue": "q", "group": "g" * 201}]}, "the group"),
+        ("start", {"starts": [{"id": "x", "workflow": "add", "queue": "q", "unique": {}}]}, "the unique key"),
+        ("start", {"starts": [{"id": "x", "workflow": "add", "queue": "q", "labels": {"k": ""}}]}, "label k"),
+        ("start", {"starts": [{"id": "x", "workflow": "add"}]}, "the queue"),
+    ],
+)
+async def test_what_can_not_be_is_refused_at_once(
+    app: App, url: str, function: str, said: dict[str, Any], named: str
+) -> None:
+    await app.workflows["add"].options(id="held", delay=600).start(1)
+    with pytest.raises(psycopg.Error, match=named) as caught:
+        one(url, f"SELECT perdure.{function}_within(%s)", dumps(said))
+    assert caught.value.sqlstate == "PD020"
+
+
 async def test_what_makes_no_sense_is_in_nobodys_way(app: App, url: str) -> None:
-    key = '{"key": "u", "on_conflict": "replace"}'
+    key = {"key": "u", "on_conflict": "replace"}
+    start = {"id": "x", "workflow": "add", "queue": "default", "input": "{}", "priority": "high", "unique": key}
+    words: list[dict[str, Any]] = [
+        {"what": "start", "start": start},
+        {"what": "signal", "run": "held", "id": "s", "body": "1"},
+        {"what": "signal", "run": "held", "id": token_hex(6000), "name": "go", "body": "1"},
+        {"what": "join", "runs": [1], "queue": "default", "group": token_hex(6000), "limit": 1, "session": ""},
+    ]
     await app.workflows["add"].options(id="held", unique="u", delay=600).start(1)
-    one(
-        url,
-        f"""SELECT perdure.start_within('{{"starts": [{{"id": "x", "workflow": "add", "queue": "default",
-        "input": "{{}}", "priority": "high", "unique": {key}}}]}}')""",
-    )
-    one(url, """SELECT perdure.signal_within('{"run_id": "held", "id": "s", "body": "1"}')""")
+    for word in words:
+        one(url, "INSERT INTO perdure.recheck (word) VALUES (%s)", dumps(word))
     one(url, """SELECT perdure.signal('held', 'go', '1')""")
     async with app.worker():
         assert await app.workflows["add"].run(1) == 2

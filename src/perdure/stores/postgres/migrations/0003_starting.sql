@@ -259,6 +259,7 @@ CREATE FUNCTION make_all(
 DECLARE
     _all record;
     _made bigint[];
+    _idle integer[];
 BEGIN
     WITH listed AS (
         SELECT
@@ -348,13 +349,19 @@ BEGIN
         same := array_fill(true, ARRAY[cardinality(ids)]);
     ELSE
         SELECT c.existed, c.same INTO existed, same FROM compare(ids, _all.workflows, _all.inputs, _made) AS c;
-        -- Groups and sessions that were made for runs that were not.
-        DELETE FROM grp AS g
-        WHERE g.id = ANY (_all.groups) AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.grp = g.id);
+        -- Groups and sessions that were made for runs that were not. Who keeps one for a run of his own has it locked;
+        -- those that are locked here are looked at once more, since such a run may have come just before.
+        _idle := ARRAY(SELECT g.id FROM grp AS g WHERE g.id = ANY (_all.groups) FOR UPDATE SKIP LOCKED);
+        DELETE FROM grp AS g WHERE g.id = ANY (_idle) AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.grp = g.id);
+        _idle := ARRAY(SELECT s.id FROM session AS s WHERE s.id = ANY (_all.sessions) FOR UPDATE SKIP LOCKED);
         DELETE FROM session AS s
-        WHERE s.id = ANY (_all.sessions) AND s.owner IS NULL AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = s.id);
+        WHERE s.id = ANY (_idle) AND s.owner IS NULL AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.session = s.id);
     END IF;
 END $$;
+
+-- The number of the lock on a unique key of a workflow.
+CREATE FUNCTION key_lock(_workflow text, _key text) RETURNS bigint LANGUAGE sql STABLE AS
+$$ SELECT hashtextextended(current_schema() || chr(31) || _workflow || chr(31) || _key, 7) $$;
 
 -- The live run that holds a unique key of a workflow, or that took it after a time. Locks the key until the end of the
 -- transaction. Uses live_unique and run_unique.
@@ -362,7 +369,7 @@ CREATE FUNCTION holder_of(
     _workflow text, _key text, _since bigint, OUT seq bigint, OUT id text, OUT begun boolean, OUT holds boolean
 ) LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(current_schema() || chr(31) || _workflow || chr(31) || _key, 7));
+    PERFORM pg_advisory_xact_lock(key_lock(_workflow, _key));
     SELECT h.seq, r.id, h.started_at IS NOT NULL, true INTO seq, id, begun, holds
     FROM live AS h JOIN run AS r ON r.seq = h.seq JOIN lane AS l ON l.id = h.lane
     WHERE h.unique_key = _key AND l.workflow = _workflow AND (h.debounced IS NULL OR h.started_at IS NULL)
@@ -375,14 +382,19 @@ BEGIN
     END IF;
 END $$;
 
--- Gives a run that has not begun another input, due time and deadline. One that waits for something goes on waiting, and
--- one that a rate put off does not begin before that lets it. Uses the primary key.
-CREATE FUNCTION replace_start(_now bigint, _run bigint, _input text, _due bigint, _deadline bigint) RETURNS void
+-- Gives a run that has not begun another input, due time and deadline; false when it has begun or ended before it could
+-- be locked. One that waits for something goes on waiting, and one that a rate put off does not begin before that lets
+-- it. Uses the primary key.
+CREATE FUNCTION replace_start(_now bigint, _run bigint, _input text, _due bigint, _deadline bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     _was record;
 BEGIN
-    SELECT l.state, l.held, l.wake_at, l.grp, l.session INTO _was FROM live AS l WHERE l.seq = _run FOR NO KEY UPDATE;
+    SELECT l.state, l.held, l.wake_at, l.grp, l.session INTO _was
+    FROM live AS l WHERE l.seq = _run AND l.started_at IS NULL FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
     UPDATE run AS r SET first = coalesce(r.first, r.input), input = _input WHERE r.seq = _run;
     IF _was.state = 'waiting' OR (_was.held = 'rate' AND coalesce(_due, 0) <= _was.wake_at) THEN
         UPDATE live AS l SET deadline = _deadline WHERE l.seq = _run;
@@ -397,6 +409,7 @@ BEGIN
         UPDATE live AS l SET deadline = _deadline WHERE l.seq = _run;
         PERFORM queue_up(_now, ARRAY[_run]);
     END IF;
+    RETURN true;
 END $$;
 
 -- Makes runs of any kind, from a JSON list of starts, in order; an id that exists, or came before in the list, is left
@@ -423,19 +436,28 @@ BEGIN
     END IF;
     FOR _start, _place IN SELECT e.start, e.place FROM jsonb_array_elements(_starts) WITH ORDINALITY AS e (start, place)
     LOOP
-        _kind := _start #>> '{unique,on_conflict}';
+        _kind := coalesce(_start #>> '{unique,on_conflict}', 'existing');
         _period := coalesce((_start #>> '{unique,period}')::bigint, 0);
         IF _kind = 'debounce' THEN
             _start := (_start - 'at') || jsonb_build_object('delay', _period);
         END IF;
-        _holder := NULL;
-        -- A start of an id that exists is that run, and nothing else about it matters.
-        IF _start ? 'unique' AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = _start ->> 'id') THEN
-            SELECT h.seq, h.id, h.begun INTO _holder, _holder_id, _begun
-            FROM holder_of(
-                _start ->> 'workflow', _start #>> '{unique,key}', CASE WHEN _kind = 'throttle' THEN _now - _period END
-            ) AS h;
-        END IF;
+        _due := coalesce((_start ->> 'at')::bigint, _now + coalesce((_start ->> 'delay')::bigint, 0));
+        LOOP
+            _holder := NULL;
+            -- A start of an id that exists is that run, and nothing else about it matters.
+            IF _start ? 'unique' AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = _start ->> 'id') THEN
+                SELECT h.seq, h.id, h.begun INTO _holder, _holder_id, _begun
+                FROM holder_of(
+                    _start ->> 'workflow', _start #>> '{unique,key}', CASE WHEN _kind = 'throttle' THEN _now - _period END
+                ) AS h;
+            END IF;
+            EXIT WHEN _holder IS NULL OR _begun OR _later OR _kind NOT IN ('replace', 'debounce');
+            -- One that begins or ends just now may not have the key any more.
+            EXIT WHEN replace_start(
+                _now, _holder, _start ->> 'input', CASE WHEN _due > _now THEN _due END,
+                greatest(_due, _now) + (_start ->> 'timeout')::bigint
+            );
+        END LOOP;
         IF _holder IS NULL THEN
             SELECT m.* INTO _one
             FROM make_all(_now, jsonb_build_array(_start), _makers[_place:_place], _behind, _later) AS m;
@@ -449,16 +471,9 @@ BEGIN
             same := same || true;
             limits := limits || NULL::integer;
             IF _kind IN ('replace', 'debounce') AND NOT _begun AND _later THEN
-                _due := coalesce((_start ->> 'at')::bigint, _now + coalesce((_start ->> 'delay')::bigint, 0));
                 INSERT INTO recheck (word) VALUES (jsonb_build_object(
                     'what', 'start', 'start', (_start - 'delay') || jsonb_build_object('at', _due)
                 ));
-            ELSIF _kind IN ('replace', 'debounce') AND NOT _begun THEN
-                _due := coalesce((_start ->> 'at')::bigint, _now + coalesce((_start ->> 'delay')::bigint, 0));
-                PERFORM replace_start(
-                    _now, _holder, _start ->> 'input', CASE WHEN _due > _now THEN _due END,
-                    greatest(_due, _now) + (_start ->> 'timeout')::bigint
-                );
             END IF;
         END IF;
     END LOOP;

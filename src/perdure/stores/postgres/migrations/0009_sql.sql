@@ -1,7 +1,8 @@
 -- For transactions of applications: starts, signals and cancelling from SQL, and steps that commit their checkpoint with
 -- their effect. Such a transaction may be long, so it locks nothing that workers wait for: it only adds rows, and what
 -- else is to be done is left to the exchange that follows its commit. What it does hold is what it asked for: the ids
--- of its runs and their unique keys.
+-- of its runs and their unique keys. Workers leave what is about such a key for later, with one exception: where a
+-- checkpoint or a schedule starts a run of such an id or key, the exchange that does so waits for the transaction.
 --
 -- Those of these functions that applications call run with the rights of the schema's owner, and are nobody else's
 -- until they are granted.
@@ -64,9 +65,9 @@ BEGIN
     PERFORM reseat(_now, ARRAY[_ses]);
 END $$;
 
--- Does one thing that was left to workers; false when it has to wait for somebody who has the run in hand. What it is
--- about may be gone: then there is nothing to do.
-CREATE FUNCTION take_in(_now bigint, _word jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Does one thing that was left to workers: "done"; or not, while a worker has the run in hand ("busy"), or a transaction
+-- of an application the unique key ("held"). What it is about may be gone: then there is nothing to do.
+CREATE FUNCTION take_in(_now bigint, _word jsonb) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     _what text := _word ->> 'what';
     _run bigint;
@@ -83,6 +84,9 @@ BEGIN
             ARRAY(SELECT e::bigint FROM jsonb_array_elements_text(_word -> 'runs') AS e)
         );
     ELSIF _what = 'start' THEN
+        IF NOT pg_try_advisory_xact_lock(key_lock(_word #>> '{start,workflow}', _word #>> '{start,unique,key}')) THEN
+            RETURN 'held';
+        END IF;
         PERFORM start_all(_now, jsonb_build_array(_word -> 'start'), NULL, false, false);
     ELSIF _what = 'progress' THEN
         UPDATE live AS l SET crashes = 0
@@ -91,7 +95,7 @@ BEGIN
         SELECT r.seq INTO _run FROM run AS r WHERE r.id = _word ->> 'run';
         PERFORM 1 FROM live AS l WHERE l.seq = _run FOR NO KEY UPDATE SKIP LOCKED;
         IF NOT FOUND AND EXISTS (SELECT 1 FROM live AS l WHERE l.seq = _run) THEN
-            RETURN false;
+            RETURN 'busy';
         END IF;
         IF _what = 'signal' AND FOUND THEN
             PERFORM deliver(_now, _word ->> 'id', _word ->> 'run', _word ->> 'name', _word ->> 'body');
@@ -99,48 +103,67 @@ BEGIN
             PERFORM stop(_now, ARRAY[_run], _word ->> 'reason', (_word ->> 'children')::boolean);
         END IF;
     END IF;
-    RETURN true;
+    RETURN 'done';
 END $$;
 
--- The same for what whoever may call us said: what makes no sense is dropped with a warning, instead of being in the way
--- of all that comes after it.
-CREATE FUNCTION take_in_said(_now bigint, _word jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
+-- The same for what whoever may call us said: what can't be done is dropped with a warning, instead of being in the way
+-- of all that comes after it. Not so where the server can't do anything just now; and nobody waits here for long
+-- ("late"): somebody may have an id that would be used.
+CREATE FUNCTION take_in_said(_now bigint, _word jsonb) RETURNS text LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
 BEGIN
     RETURN take_in(_now, _word);
-EXCEPTION WHEN data_exception OR integrity_constraint_violation THEN
-    RAISE WARNING 'what a transaction has left to the workers can''t be done, and is dropped: % (%)', _word, SQLERRM;
-    RETURN true;
+EXCEPTION
+    WHEN lock_not_available THEN
+        RETURN 'late';
+    WHEN transaction_rollback OR insufficient_resources OR object_not_in_prerequisite_state OR operator_intervention
+        OR system_error OR internal_error
+    THEN
+        RAISE;
+    WHEN OTHERS THEN
+        RAISE WARNING 'what a transaction has left to the workers can''t be done, and is dropped: % (%)',
+            left(_word::text, 1000), SQLERRM;
+        RETURN 'done';
 END $$;
 
--- Does what was left to workers, in its order, a bounded number. One does it at a time, so that signals keep their order;
--- whoever comes second has somebody look again.
+-- Does what was left to workers, in its order, a bounded number. One does it at a time, so that signals keep their order.
 CREATE FUNCTION take_in_all(_now bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _left record;
-    _busy text[] := '{}';
-    _taken boolean;
+    _about text;
+    _became text;
+    _waiting text[] := '{}';
+    _late integer := 0;
+    _busy boolean := false;
     _done bigint[] := '{}';
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtextextended(current_schema(), 10)) THEN
-        PERFORM tell_work(true);
-        RETURN;
+        RETURN;  -- Whoever has it tells everybody when he is done.
     END IF;
-    FOR _left IN SELECT r.id, r.word FROM recheck AS r WHERE r.word IS NOT NULL ORDER BY r.id LIMIT 200 LOOP
-        CONTINUE WHEN _left.word ->> 'run' = ANY (_busy);
-        IF _left.word ->> 'what' IN ('signal', 'cancel', 'start') THEN
-            _taken := take_in_said(_now, _left.word);
+    FOR _left IN SELECT r.id, r.word FROM recheck AS r WHERE r.word IS NOT NULL ORDER BY r.id LIMIT 1000 LOOP
+        _about := coalesce(
+            _left.word ->> 'run', (_left.word #>> '{start,workflow}') || chr(31) || (_left.word #>> '{start,unique,key}')
+        );
+        CONTINUE WHEN _about = ANY (_waiting);
+        IF _left.word ->> 'what' IN ('count', 'lane', 'progress') THEN
+            _became := take_in(_now, _left.word);  -- Our own words.
         ELSE
-            _taken := take_in(_now, _left.word);
+            _became := take_in_said(_now, _left.word);
         END IF;
-        IF _taken THEN
+        IF _became = 'done' THEN
             _done := _done || _left.id;
         ELSE
-            _busy := _busy || (_left.word ->> 'run');
+            _waiting := _waiting || _about;
+            _late := _late + (_became = 'late')::integer;
+            _busy := _busy OR _became = 'busy';
         END IF;
+        EXIT WHEN cardinality(_done) = 200 OR _late = 5;
     END LOOP;
     DELETE FROM recheck AS r WHERE r.id = ANY (_done);
-    -- Others may run, and watch for what came.
-    PERFORM tell_work(true);
+    -- Others may run, and watch for what came; and more may have come. But nobody looks more often than he would anyway
+    -- for what transactions of applications hold.
+    IF _busy OR cardinality(_done) > 0 OR cardinality(_waiting) = 0 THEN
+        PERFORM tell_work(true);
+    END IF;
 END $$;
 
 -- --- what is checked
@@ -172,6 +195,31 @@ BEGIN
             _what, octet_length(_value::text), coalesce(_most, 1048576) USING ERRCODE = 'PD021';
     END IF;
     RETURN _value::text;
+END $$;
+
+-- Raises PD020 unless a text can be the reason for which a run is cancelled.
+CREATE FUNCTION check_reason(_reason text) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF _reason IS NULL OR char_length(_reason) > 1000 THEN
+        RAISE EXCEPTION 'a reason is a text of at most 1000 characters' USING ERRCODE = 'PD020';
+    END IF;
+END $$;
+
+-- Raises PD020 where a start, of a JSON list, has a name that can't be. Its input has to be JSON.
+CREATE FUNCTION check_starts(_starts jsonb) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    PERFORM check_name(e.what, e.name), (s.start ->> 'input')::json
+    FROM jsonb_array_elements(_starts) AS s (start)
+    CROSS JOIN LATERAL (
+        VALUES
+        ('the id', s.start ->> 'id', true), ('the name of the workflow', s.start ->> 'workflow', true),
+        ('the queue', s.start ->> 'queue', true), ('the group', s.start ->> 'group', false),
+        ('the session', s.start ->> 'session', false), ('the version', s.start ->> 'version', false),
+        ('the batch', s.start ->> 'batch', false), ('the unique key', s.start #>> '{unique,key}', s.start ? 'unique')
+    ) AS e (what, name, needed)
+    WHERE e.needed OR e.name <> '';
+    PERFORM check_name('a label', l.key), check_name(format('the value of label %s', l.key), l.value)
+    FROM jsonb_array_elements(_starts) AS s (start) CROSS JOIN LATERAL jsonb_each_text(s.start -> 'labels') AS l;
 END $$;
 
 -- A duration in milliseconds; raises PD020 for a negative one.
@@ -391,9 +439,7 @@ RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_variable
 BEGIN
     PERFORM check_name('the id of the run', run);
-    IF reason IS NULL OR char_length(reason) > 1000 THEN
-        RAISE EXCEPTION 'a reason is a text of at most 1000 characters' USING ERRCODE = 'PD020';
-    END IF;
+    PERFORM check_reason(reason);
     PERFORM cancel_later(run, reason, coalesce(children, true));
 END $$;
 
@@ -405,6 +451,7 @@ DECLARE
     _all jsonb := _said;
 BEGIN
     PERFORM check_here(_all ->> 'here');
+    PERFORM check_starts(_all -> 'starts');
     RETURN (SELECT row_to_json(s)::text FROM start_later((_all ->> 'clock')::bigint, _all -> 'starts') AS s);
 END $$;
 
@@ -413,6 +460,11 @@ DECLARE
     _all jsonb := _said;
 BEGIN
     PERFORM check_here(_all ->> 'here');
+    PERFORM check_name('the name of the signal', _all ->> 'name');
+    PERFORM check_name('the id of the signal', _all ->> 'id');
+    IF (_all ->> 'body')::json IS NULL THEN
+        RAISE EXCEPTION 'the value of signal % is not there', _all ->> 'name' USING ERRCODE = 'PD020';
+    END IF;
     PERFORM signal_later(_all ->> 'run_id', _all ->> 'name', _all ->> 'body', _all ->> 'id');
     RETURN 'null';
 END $$;
@@ -422,6 +474,7 @@ DECLARE
     _all jsonb := _said;
 BEGIN
     PERFORM check_here(_all ->> 'here');
+    PERFORM check_reason(_all ->> 'reason');
     RETURN to_json(cancel_later(_all ->> 'run_id', _all ->> 'reason', (_all ->> 'children')::boolean));
 END $$;
 
