@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from conformance.kit import Worker, ids, message, record, start, worker
+from conformance.kit import Worker, checkpoint, ids, message, record, save, settle, start, worker
 from perdure.model import OnConflict, State, Unique
 from perdure.stores.postgres import parse_url
 from perdure.stores.postgres.listen import channel
@@ -182,3 +182,22 @@ async def test_workers_do_not_wait_long_for_an_id_that_a_transaction_has(
             assert ids(await ada.claim()) == ["other"]
         await application.execute("ROLLBACK")
         assert ids(await ada.claim()) == ["x"]
+
+
+async def test_a_run_whose_child_somebody_is_starting_comes_again_and_holds_up_no_other(
+    store: PostgresStore, postgres_url: str
+) -> None:
+    ada = await worker(store)
+    await store.enqueue([start("parent"), start("other")])
+    parent, other = await ada.claim(2)
+    async with connection(postgres_url) as application:
+        transaction = application.transaction()
+        await transaction.start()
+        await application.fetchval("SELECT perdure.start('ship', '{}', id => 'kid')")
+        child = save(parent, checkpoint("kid"), starts=start("kid", input="{}"))
+        reply = await ada.exchange(saves=[child], settles=[settle(other)])
+        assert reply.refused == [parent.token]
+        assert (await record(store, "other")).state is State.SUCCEEDED
+        put_off = await record(store, "parent")
+        assert (put_off.state, put_off.attempt) == (State.SCHEDULED, 1)
+        await transaction.rollback()

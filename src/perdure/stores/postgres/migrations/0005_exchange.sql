@@ -681,6 +681,50 @@ CREATE FUNCTION lanes_told(_lanes integer[]) RETURNS text LANGUAGE sql STABLE AS
     FROM lane AS l WHERE l.id = ANY (_lanes)
 $$;
 
+-- Makes the runs that checkpoints or schedules start. An id or unique key that somebody's open transaction has is waited
+-- for a moment only: what else the worker has to say must not wait for it. NULL when it did not come; nothing is done then.
+CREATE FUNCTION start_children(
+    _now bigint, _starts jsonb, _makers bigint[],
+    OUT ids text[], OUT existed boolean[], OUT same boolean[]
+) LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+BEGIN
+    SELECT s.ids, s.existed, s.same INTO ids, existed, same FROM start_all(_now, _starts, _makers, false, false) AS s;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN;
+END $$;
+
+-- The same for schedules: a slot that could not be fired stays due.
+CREATE FUNCTION fire(_now bigint, _fires jsonb) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+BEGIN
+    RETURN fire_all(_now, _fires);
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END $$;
+
+-- Hands runs back for a second, without counting: what they start could not be made. Uses the primary key.
+CREATE FUNCTION come_again(_now bigint, _runs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _groups integer[];
+    _sessions integer[];
+BEGIN
+    WITH moved AS (
+        UPDATE live AS l SET
+            state = CASE WHEN l.cancelling IS NULL THEN 'scheduled' ELSE 'queued' END,
+            wake_at = CASE WHEN l.cancelling IS NULL THEN _now + 1000 END,
+            worker = NULL, token = NULL,
+            held = CASE WHEN l.cancelling IS NOT NULL AND l.session IS NOT NULL THEN 'session' END,
+            seat = CASE WHEN l.cancelling IS NOT NULL AND l.session IS NOT NULL THEN 2 END,
+            slot = CASE WHEN l.slot > 0 AND NOT l.keep AND l.cancelling IS NULL THEN 0 ELSE l.slot END
+        WHERE l.seq = ANY (_runs) AND l.state = 'running'
+        RETURNING l.grp, l.session
+    )
+    SELECT array_agg(grp) FILTER (WHERE grp IS NOT NULL), array_agg(session) FILTER (WHERE session IS NOT NULL)
+    INTO _groups, _sessions
+    FROM moved;
+    PERFORM admit(_now, _groups);
+    PERFORM reseat(_now, _sessions);
+END $$;
+
 CREATE FUNCTION exchange(
     _clock bigint, _worker bigint, _serial bigint, _repeated boolean, _slots integer, _lanes integer[],
     _topology bigint, _after text, _bytes bigint, _overdue text[],
@@ -807,9 +851,12 @@ BEGIN
                     ON l.seq = _save_refs[p.place] AND l.token = _save_tokens[p.place] AND l.state = 'running'
             ) AS e;
             IF _kept.starts IS NOT NULL THEN
-                SELECT s.* INTO _started FROM start_all(now, _kept.starts, _kept.makers, false, false) AS s;
+                SELECT s.* INTO _started FROM start_children(now, _kept.starts, _kept.makers) AS s;
+                IF _started.ids IS NULL THEN
+                    PERFORM come_again(now, _kept.makers);
+                END IF;
                 _ready := array_position(_started.existed, false) IS NOT NULL;
-                FOR i IN 1..cardinality(_started.ids) LOOP
+                FOR i IN 1..coalesce(cardinality(_started.ids), 0) LOOP
                     IF NOT _started.same[i] THEN
                         _save_refs[_kept.places[i]] := NULL;
                         _save_tokens[_kept.places[i]] := NULL;
@@ -941,7 +988,7 @@ BEGIN
     END IF;
 
     IF _fires IS NOT NULL THEN
-        _ready := fire_all(now, _fires) OR _ready;
+        _ready := fire(now, _fires) OR _ready;
     END IF;
 
     IF _save_starts IS NOT NULL OR _fires IS NOT NULL THEN
@@ -1055,9 +1102,7 @@ BEGIN
                 CASE WHEN _fires IS NULL THEN _head.slot ELSE (
                     SELECT s.next_slot FROM schedule AS s
                     WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
-                ) END,
-                -- What somebody else had in hand.
-                CASE WHEN EXISTS (SELECT 1 FROM recheck) THEN now + 50 END
+                ) END
             ),
             more OR floored IS TRUE OR (_slots <= 0 AND _floor_lanes IS NOT NULL) OR (NOT _strict AND EXISTS (
                 SELECT 1 FROM unnest(_open) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
@@ -1084,6 +1129,10 @@ BEGIN
         OR next_at < coalesce(least(_head.timer, _head.deadline), 9223372036854775807)
     THEN
         PERFORM tell_work();
+    END IF;
+    -- What somebody else had in hand. Nobody is told of it: all would tell each other, as long as it is there.
+    IF NOT (_silent OR _brief) AND EXISTS (SELECT 1 FROM recheck) THEN
+        next_at := least(next_at, now + 50);
     END IF;
 END $$;
 

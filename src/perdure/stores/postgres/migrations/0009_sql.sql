@@ -1,8 +1,7 @@
 -- For transactions of applications: starts, signals and cancelling from SQL, and steps that commit their checkpoint with
 -- their effect. Such a transaction may be long, so it locks nothing that workers wait for: it only adds rows, and what
 -- else is to be done is left to the exchange that follows its commit. What it does hold is what it asked for: the ids
--- of its runs and their unique keys. Workers leave what is about such a key for later, with one exception: where a
--- checkpoint or a schedule starts a run of such an id or key, the exchange that does so waits for the transaction.
+-- of its runs and their unique keys. Workers leave what is about such an id or key for later.
 --
 -- Those of these functions that applications call run with the rights of the schema's owner, and are nobody else's
 -- until they are granted.
