@@ -237,6 +237,6 @@ LANGUAGE sql IMMUTABLE AS $$
     )::text
 $$;
 
-INSERT INTO migration (version, name, oldest) VALUES (8, '0008_schedules', 1);
+INSERT INTO migration (version, name, oldest) VALUES (9, '0009_schedules', 1);
 
 COMMIT;

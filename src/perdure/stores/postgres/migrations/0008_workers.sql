@@ -201,6 +201,6 @@ BEGIN
     PERFORM tell_work();
 END $$;
 
-INSERT INTO migration (version, name, oldest) VALUES (7, '0007_workers', 1);
+INSERT INTO migration (version, name, oldest) VALUES (8, '0008_workers', 1);
 
 COMMIT;

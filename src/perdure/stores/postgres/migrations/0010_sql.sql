@@ -541,6 +541,6 @@ BEGIN
     END LOOP;
 END $$;
 
-INSERT INTO migration (version, name, oldest) VALUES (9, '0009_sql', 1);
+INSERT INTO migration (version, name, oldest) VALUES (10, '0010_sql', 1);
 
 COMMIT;

@@ -420,6 +420,6 @@ BEGIN
     changed := removed + _over + _back + _emptied > 0;
 END $$;
 
-INSERT INTO migration (version, name, oldest) VALUES (6, '0006_controlling', 1);
+INSERT INTO migration (version, name, oldest) VALUES (7, '0007_controlling', 1);
 
 COMMIT;

@@ -1,0 +1,521 @@
+-- Claiming: which lanes a worker serves, which runs it may have of them, and what it gets of these.
+
+BEGIN;
+
+-- The lanes that a worker serves. Uses lane_name.
+CREATE FUNCTION served(_worker bigint) RETURNS integer[] LANGUAGE sql STABLE
+SET search_path FROM CURRENT AS $$
+    SELECT coalesce(array_agg(l.id ORDER BY l.id), '{}')
+    FROM worker AS w
+    CROSS JOIN unnest(w.queues) AS q (name)
+    CROSS JOIN unnest(w.workflows) AS f (name)
+    JOIN lane AS l ON l.queue = q.name AND l.workflow = f.name
+    WHERE w.id = _worker
+        AND (
+            l.version = ''
+            OR EXISTS (
+                SELECT 1 FROM generate_series(1, cardinality(w.versions), 2) AS i
+                WHERE w.versions[i] = l.workflow AND w.versions[i + 1] = l.version
+            )
+        )
+$$;
+
+-- Of lanes, those that are not paused, by their queue, their workflow or the namespace.
+CREATE FUNCTION unpaused(_lanes integer[]) RETURNS integer[] LANGUAGE plpgsql STABLE
+SET search_path FROM CURRENT AS $$
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM scope AS s WHERE s.paused AND s.kind <> 'group') THEN
+        RETURN _lanes;
+    END IF;
+    RETURN ARRAY(
+        SELECT l.id FROM lane AS l
+        WHERE l.id = ANY (_lanes)
+            AND NOT EXISTS (
+                SELECT 1 FROM scope AS s
+                WHERE s.paused
+                    AND (
+                        s.kind = 'namespace'
+                        OR (s.kind = 'queue' AND s.name = l.queue)
+                        OR (s.kind = 'workflow' AND s.name = l.workflow)
+                    )
+            )
+    );
+END $$;
+
+-- The bytes of the checkpoints that a claim of a run brings. Uses checkpoint_position.
+CREATE FUNCTION weight(_run bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(octet_length(c.body)), 0)
+    FROM (SELECT body FROM checkpoint WHERE run = _run ORDER BY position LIMIT 256) AS c
+$$;
+
+-- What few runs have, as JSON, of a run that was claimed: NULL where there is nothing. Checkpoints and signals are one
+-- more than a page where there are more.
+CREATE FUNCTION particulars(_live live) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT json_build_object(
+        'crashes', _live.crashes,
+        'cut_off', _live.cut_off,
+        'deadline', _live.deadline,
+        'parent', r.parent,
+        'cancelling', CASE
+            WHEN _live.cancelling IS NOT NULL
+            THEN json_build_object('reason', _live.cancelling, 'deadline', _live.overdue)
+        END,
+        'group', (SELECT g.key FROM grp AS g WHERE g.id = _live.grp),
+        'session', (SELECT s.key FROM session AS s WHERE s.id = _live.session),
+        'labels', CASE
+            WHEN _live.ties & 8 <> 0 THEN (SELECT json_object_agg(b.key, b.value) FROM label AS b WHERE b.run = r.seq)
+        END,
+        'checkpoints', (
+            SELECT json_agg(json_build_object(
+                'key', c.key, 'kind', c.kind, 'outcome', c.outcome, 'body', c.body, 'attempts', c.attempts,
+                'digest', c.digest, 'at', c.at, 'started_at', c.started_at, 'saved_at', c.saved_at, 'position', c.position
+            ))
+            FROM (SELECT * FROM checkpoint AS k WHERE k.run = r.seq ORDER BY k.position LIMIT 257) AS c
+        ),
+        'signals', CASE
+            WHEN _live.ties & 16 <> 0 THEN (
+                SELECT json_agg(json_build_object('position', m.position, 'name', m.name, 'body', m.body))
+                FROM (
+                    SELECT * FROM signal AS s
+                    WHERE s.run = r.seq AND s.body IS NOT NULL ORDER BY s.position LIMIT 257
+                ) AS m
+            )
+        END,
+        'ended', CASE
+            WHEN _live.ties & 64 <> 0 THEN (
+                SELECT json_agg(json_build_object('id', t.id, 'state', d.state, 'body', d.body))
+                FROM wait AS w JOIN run AS t ON t.id = w.target JOIN ended AS d ON d.seq = t.seq
+                WHERE w.run = r.seq AND w.what = 'run'
+            )
+        END,
+        'missing', CASE
+            WHEN _live.ties & 64 <> 0 THEN (
+                SELECT json_agg(w.key) FROM wait AS w
+                WHERE w.run = r.seq AND w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target)
+            )
+        END
+    )::text
+    FROM run AS r WHERE r.seq = _live.seq
+$$;
+
+-- Whether a run that was claimed has any of that.
+CREATE FUNCTION is_particular(_live live) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT _live.ties <> 0 OR _live.settled IS NOT NULL OR _live.attempt > 1 OR _live.cut_off OR _live.crashes > 0
+        OR _live.grp IS NOT NULL OR _live.session IS NOT NULL OR _live.deadline IS NOT NULL
+        OR _live.cancelling IS NOT NULL
+$$;
+
+-- What a worker gets of the runs that it claimed, by parallel arrays in the order of their tokens.
+CREATE TYPE claims AS (
+    tokens bigint[], refs bigint[], ids text[], lanes integer[], inputs text[], attempts integer[], created_ats bigint[],
+    particulars text[],
+    floored boolean                       -- whether what lies before the floors was not looked at
+);
+
+-- Whether any run of lanes is ready for one of some owners. Uses live_ready.
+CREATE FUNCTION any_ready(_lanes integer[], _owners bigint[]) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
+        CROSS JOIN LATERAL (
+            SELECT 1 FROM live AS l
+            WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL LIMIT 1
+        ) AS q
+    )
+$$;
+
+-- Gives the first ready runs of lanes to a worker, as long as they fit into the bytes; `_first` is the token of the first
+-- one. Queues take turns, beginning behind `_after`. Walks at most `_slots` entries of live_ready for each lane and locks
+-- no run that it does not take, but for those that are too big; runs that others have in hand are passed over. `_floors`
+-- tells of lanes up to which place of which priority there was nothing ready for anybody, as pairs in the order of
+-- `_floor_lanes`: what lies there is walked only if there are fewer than `_slots` behind it.
+CREATE FUNCTION claim(
+    _clock bigint, _now bigint, _worker bigint, _lanes integer[], _owners bigint[], _slots integer, _after text, _first bigint,
+    _bytes bigint, _floor_lanes integer[], _floor_priorities integer[], _floor_places bigint[]
+) RETURNS claims LANGUAGE plpgsql AS $$
+DECLARE
+    _shares integer[];
+    _takes integer[] := _lanes;
+    _from bigint[] := _owners;
+    _priorities integer[] := ARRAY[-2147483648];
+    _places bigint[] := ARRAY[-1];
+    _belows bigint[] := ARRAY[2147483648];
+    _queues text[] := ARRAY[''];
+    _claims claims;
+    _sessions integer[];
+BEGIN
+    -- How many of the first ones lie in each lane: so many are locked there, and no others.
+    IF cardinality(_lanes) = 1 AND cardinality(_owners) = 1 AND _floor_lanes IS NULL THEN
+        _shares := ARRAY[_slots];
+    ELSE
+        LOOP
+            SELECT
+                array_agg(p.lane), array_agg(p.owner), array_agg(p.share), array_agg(p.queue),
+                array_agg(p.priority), array_agg(p.place), array_agg(p.below)
+            INTO _takes, _from, _shares, _queues, _priorities, _places, _belows
+            FROM (
+                SELECT f.lane, f.owner, f.queue, f.priority, f.place, f.below, count(*)::integer AS share
+                FROM (
+                    SELECT
+                        a.id AS lane, o.owner, a.queue, s.priority, s.place, s.below,
+                        row_number() OVER (PARTITION BY a.queue ORDER BY q.priority, q.place) AS turn
+                    FROM lane AS a
+                    CROSS JOIN unnest(_owners) AS o (owner)
+                    LEFT JOIN unnest(_floor_lanes, _floor_priorities, _floor_places) AS e (lane, priority, place)
+                        ON e.lane = a.id AND o.owner = 0
+                    -- Better priorities, and behind the floor; all where there is none.
+                    CROSS JOIN LATERAL (
+                        VALUES
+                            (-2147483648, -1::bigint, coalesce(e.priority, 2147483648)),
+                            (e.priority, e.place, 2147483648)
+                    ) AS s (priority, place, below)
+                    CROSS JOIN LATERAL (
+                        SELECT l.priority, l.place FROM live AS l
+                        WHERE l.lane = a.id AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
+                            AND (l.priority, l.place) > (s.priority, s.place) AND l.priority < s.below
+                        ORDER BY l.priority, l.place LIMIT _slots
+                    ) AS q
+                    WHERE a.id = ANY (_lanes)
+                    ORDER BY turn, a.queue <= _after, a.queue LIMIT _slots
+                ) AS f
+                GROUP BY f.lane, f.owner, f.queue, f.priority, f.place, f.below
+            ) AS p;
+            EXIT WHEN _floor_lanes IS NULL OR (SELECT sum(e) FROM unnest(_shares) AS e) = _slots;
+            _floor_lanes := NULL;
+        END LOOP;
+        IF _takes IS NULL THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+    WITH taken AS MATERIALIZED (
+        SELECT q.seq, q.priority, q.place, q.started_at, t.queue
+        FROM unnest(_takes, _from, _priorities, _places, _belows, _shares, _queues)
+            AS t (lane, owner, priority, place, below, share, queue)
+        CROSS JOIN LATERAL (
+            SELECT l.seq, l.priority, l.place, l.started_at FROM live AS l
+            WHERE l.lane = t.lane AND l.owner = t.owner AND l.state = 'queued' AND l.held IS NULL
+                AND (l.priority, l.place) > (t.priority, t.place) AND l.priority < t.below
+            ORDER BY l.priority, l.place LIMIT t.share FOR NO KEY UPDATE SKIP LOCKED
+        ) AS q
+    ),
+    turned AS (
+        SELECT t.*, row_number() OVER (PARTITION BY t.queue ORDER BY t.priority, t.place) AS turn FROM taken AS t
+    ),
+    sized AS (
+        SELECT
+            t.seq, r.id, r.input, r.created_at,
+            row_number() OVER turns AS number,
+            sum(octet_length(r.input) + CASE WHEN t.started_at IS NULL THEN 0 ELSE weight(t.seq) END) OVER turns AS bytes
+        FROM turned AS t JOIN run AS r ON r.seq = t.seq
+        WINDOW turns AS (ORDER BY t.turn, t.queue <= _after, t.queue ROWS UNBOUNDED PRECEDING)
+    ),
+    claimed AS (
+        UPDATE live AS l SET
+            state = 'running', worker = _worker, token = _first + s.number - 1,
+            -- By now others may have queued what was not due at the time of this exchange.
+            started_at = coalesce(l.started_at, _clock, clock_ms()),
+            seat = CASE WHEN l.session IS NOT NULL THEN 3 END
+        FROM sized AS s
+        WHERE l.seq = s.seq AND (s.number = 1 OR s.bytes <= _bytes)
+        RETURNING
+            l.token, l.seq, l.lane, l.attempt, l.session, s.id, s.input, s.created_at,
+            CASE WHEN is_particular(l) THEN particulars(l) END AS particulars
+    )
+    SELECT
+        array_agg(c.token), array_agg(c.seq), array_agg(c.id), array_agg(c.lane), array_agg(c.input),
+        array_agg(c.attempt), array_agg(c.created_at), array_agg(c.particulars),
+        array_agg(c.session) FILTER (WHERE c.session IS NOT NULL)
+    INTO
+        _claims.tokens, _claims.refs, _claims.ids, _claims.lanes, _claims.inputs, _claims.attempts, _claims.created_ats,
+        _claims.particulars, _sessions
+    FROM claimed AS c;
+    _claims.floored := _floor_lanes IS NOT NULL;
+    IF _sessions IS NOT NULL THEN
+        PERFORM reseat(_now, _sessions);
+    END IF;
+    RETURN _claims;
+END $$;
+
+-- What a worker owns of a range of tokens. Uses live_owned.
+CREATE FUNCTION claimed(_worker bigint, _first bigint) RETURNS claims LANGUAGE sql STABLE AS $$
+    SELECT
+        array_agg(l.token ORDER BY l.token), array_agg(l.seq ORDER BY l.token), array_agg(r.id ORDER BY l.token),
+        array_agg(l.lane ORDER BY l.token), array_agg(r.input ORDER BY l.token), array_agg(l.attempt ORDER BY l.token),
+        array_agg(r.created_at ORDER BY l.token), array_agg(particulars(l) ORDER BY l.token), false
+    FROM live AS l JOIN run AS r ON r.seq = l.seq
+    WHERE l.worker = _worker AND l.state = 'running' AND l.token BETWEEN _first AND _first + 255
+$$;
+
+-- Claims where there are limits, rates or sessions that nobody owns to look at: run by run, in order, each within what
+-- is left of all that it lies in (the rule is that of budget.py, and explained there). Locks the scopes that have
+-- budgets, in their order, so that those who claim within them take turns. Tells whether more may begin now, and when the
+-- next may otherwise; with `_slots` 0 nothing else. Uses scope_budget, live_ready, live_owned.
+CREATE FUNCTION claim_within(
+    _clock bigint, _now bigint, _worker bigint, _lanes integer[], _slots integer, _after text, _first bigint, _bytes bigint,
+    OUT claimed integer, OUT more boolean, OUT opens_at bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    _heads record;
+    _i integer;
+    _at integer[];
+    _ends integer[];
+    _turn integer;
+    _owners bigint[] := ARRAY[0];
+    _rooms bigint := 0;
+    _keeps_until bigint;
+    _new_sessions integer[] := '{}';
+    _touched integer[] := '{}';
+    _budgets record;
+    _left bigint[];
+    _debts bigint[];
+    _debts_at bigint[];
+    _ahead bigint;
+    _own boolean;
+    _blocked boolean;
+    _debt bigint;
+    _opens bigint;
+    _late bigint;
+    _weight bigint;
+    _reseated boolean := false;
+    _progress boolean;
+BEGIN
+    claimed := 0;
+    SELECT w.sessions - (SELECT count(*) FROM session AS s WHERE s.owner = w.id) INTO _rooms
+    FROM worker AS w WHERE w.id = _worker AND w.sessions > 0;
+    IF FOUND THEN
+        _owners := ARRAY[0, _worker, -1];
+    ELSE
+        _rooms := 0;
+    END IF;
+    FOR _round IN 1..8 LOOP
+        more := false;
+        opens_at := NULL;
+        _progress := false;
+        IF _round = 1 THEN
+            WITH locked AS (
+                SELECT s.* FROM scope AS s
+                WHERE s.budget
+                    AND (
+                        s.kind <> 'group'
+                        OR s.name IN (
+                            SELECT g.key FROM unnest(_lanes) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
+                            CROSS JOIN LATERAL (
+                                SELECT l.grp FROM live AS l
+                                WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
+                                ORDER BY l.priority, l.place LIMIT _slots * 8 + 8
+                            ) AS q
+                            JOIN grp AS g ON g.id = q.grp
+                        )
+                    )
+                ORDER BY s.kind, s.name FOR NO KEY UPDATE
+            )
+            SELECT
+                count(*)::integer AS number, array_agg(s.kind) AS kinds, array_agg(s.name) AS names,
+                array_agg(s.running::bigint) AS most, array_agg(s.rate_count) AS counts,
+                array_agg(s.rate_period) AS periods, array_agg(s.rate_burst) AS bursts, array_agg(s.debt) AS debts,
+                array_agg(s.debt_at) AS debts_at, bool_or(s.running IS NOT NULL AND s.kind <> 'group') AS limited
+            INTO _budgets
+            FROM locked AS s;
+            _left := _budgets.most;
+            _debts := _budgets.debts;
+            _debts_at := _budgets.debts_at;
+            IF _budgets.limited THEN
+                SELECT array_agg(u.left ORDER BY u.place) INTO _left FROM (
+                    SELECT b.place, b.most - coalesce(sum(n.runs), 0)::bigint AS left
+                    FROM unnest(_budgets.kinds, _budgets.names, _budgets.most) WITH ORDINALITY AS b (kind, name, most, place)
+                    LEFT JOIN (
+                        SELECT l.queue, l.workflow, c.runs
+                        FROM (
+                            SELECT r.lane, count(*) AS runs FROM live AS r WHERE r.state = 'running' GROUP BY r.lane
+                        ) AS c JOIN lane AS l ON l.id = c.lane
+                    ) AS n ON b.kind = 'namespace'
+                        OR (b.kind = 'queue' AND b.name = n.queue) OR (b.kind = 'workflow' AND b.name = n.workflow)
+                    GROUP BY b.place, b.most
+                ) AS u;
+            END IF;
+        END IF;
+        SELECT
+            array_agg(h.seq) AS seqs, array_agg(h.priority) AS priorities, array_agg(h.queue) AS queues, array_agg(h.workflow) AS workflows,
+            array_agg(h.key) AS keys, array_agg(h.session) AS sessions, array_agg(h.owner) AS owners,
+            array_agg(h.started_at) AS started_ats, array_agg(h.budgeted) AS budgeted
+        INTO _heads
+        FROM (
+            SELECT
+                q.*, l.queue, l.workflow, coalesce(g.key, '') AS key,
+                EXISTS (SELECT 1 FROM scope AS s WHERE s.budget AND s.kind = 'group' AND s.name = g.key) AS budgeted
+            FROM unnest(_lanes) AS a (lane)
+            JOIN lane AS l ON l.id = a.lane
+            CROSS JOIN unnest(_owners) AS o (owner)
+            CROSS JOIN LATERAL (
+                SELECT r.seq, r.priority, r.place, r.grp, r.started_at, r.session, o.owner FROM live AS r
+                WHERE r.lane = a.lane AND r.owner = o.owner AND r.state = 'queued' AND r.held IS NULL
+                ORDER BY r.priority, r.place
+                LIMIT _slots - claimed + 1
+            ) AS q
+            LEFT JOIN grp AS g ON g.id = q.grp
+            ORDER BY l.queue <= _after, l.queue, q.priority, q.place, q.seq
+        ) AS h;
+        SELECT array_agg(t.first), array_agg(t.last) INTO _at, _ends
+        FROM (
+            SELECT min(e.place)::integer AS first, max(e.place)::integer AS last
+            FROM unnest(_heads.queues) WITH ORDINALITY AS e (queue, place) GROUP BY e.queue ORDER BY 1
+        ) AS t;
+        _turn := 0;
+        -- By turns of the queues: of each the first one that may begin.
+        <<turns>>
+        WHILE cardinality(_at) > 0 LOOP
+            _turn := _turn % cardinality(_at) + 1;
+            <<heads>>
+            LOOP
+                IF _at[_turn] > _ends[_turn] THEN
+                    -- This queue has no more.
+                    _at := _at[:_turn - 1] || _at[_turn + 1:];
+                    _ends := _ends[:_turn - 1] || _ends[_turn + 1:];
+                    _turn := _turn - 1;
+                    EXIT heads;
+                END IF;
+                _i := _at[_turn];
+                _at[_turn] := _i + 1;
+                IF _heads.budgeted[_i] AND NOT EXISTS (
+                    SELECT 1 FROM unnest(_budgets.kinds, _budgets.names) AS b (kind, name)
+                    WHERE b.kind = 'group' AND b.name = _heads.keys[_i]
+                ) THEN
+                    -- It has come since the budgets were locked: the next exchange looks at its rate.
+                    more := true;
+                    CONTINUE heads;
+                END IF;
+                _blocked := false;
+                _opens := NULL;
+                _late := NULL;
+                FOR i IN 1.._budgets.number LOOP
+                    _own := _budgets.kinds[i] = 'group';
+                    CONTINUE WHEN NOT (
+                        _budgets.kinds[i] = 'namespace'
+                        OR (_budgets.kinds[i] = 'queue' AND _budgets.names[i] = _heads.queues[_i])
+                        OR (_budgets.kinds[i] = 'workflow' AND _budgets.names[i] = _heads.workflows[_i])
+                        OR (_own AND _budgets.names[i] = _heads.keys[_i])
+                    );
+                    IF NOT _own AND _left[i] <= 0 THEN
+                        _blocked := true;
+                    ELSIF _budgets.counts[i] IS NOT NULL THEN
+                        _debt := greatest(0, _debts[i] - greatest(0, _now - _debts_at[i]) * _budgets.counts[i])
+                            - (_budgets.bursts[i] - 1) * _budgets.periods[i];
+                        IF _debt > 0 AND _own THEN
+                            -- Behind those of its group that were put off before it.
+                            SELECT count(*) INTO _ahead
+                            FROM (
+                                SELECT 1 FROM grp AS g JOIN live AS l ON l.grp = g.id AND l.slot = 1
+                                WHERE g.key = _budgets.names[i] AND l.held = 'rate'
+                                    AND (l.priority, l.seq) < (_heads.priorities[_i], _heads.seqs[_i])
+                                LIMIT 500
+                            ) AS before;
+                            _debt := _debt + _ahead * _budgets.periods[i];
+                            _late := greatest(_now, _debts_at[i])
+                                + (_debt + _budgets.counts[i] - 1) / _budgets.counts[i];
+                        ELSIF _debt > 0 THEN
+                            _opens := greatest(
+                                _opens,
+                                greatest(_now, _debts_at[i]) + (_debt + _budgets.counts[i] - 1) / _budgets.counts[i]
+                            );
+                        END IF;
+                    END IF;
+                END LOOP;
+                CONTINUE heads WHEN _blocked;
+                IF _opens IS NOT NULL THEN
+                    opens_at := least(opens_at, _opens);
+                    CONTINUE heads;
+                END IF;
+                IF _late IS NOT NULL THEN
+                    IF claimed >= _slots THEN
+                        more := true;
+                        EXIT turns;
+                    END IF;
+                    -- Kept until the rate of its group lets it begin.
+                    UPDATE live AS l SET state = 'scheduled', held = 'rate', wake_at = _late, seat = NULL
+                    WHERE l.seq = _heads.seqs[_i] AND l.state = 'queued' AND l.held IS NULL;
+                    _touched := _touched || _heads.sessions[_i];
+                    _progress := true;
+                    CONTINUE heads;
+                END IF;
+                IF _heads.owners[_i] = -1 AND NOT _heads.sessions[_i] = ANY (_new_sessions) THEN
+                    IF _rooms <= 0 THEN
+                        CONTINUE heads;
+                    END IF;
+                    IF claimed >= _slots THEN
+                        more := true;
+                        EXIT turns;
+                    END IF;
+                    PERFORM 1 FROM session AS s
+                    WHERE s.id = _heads.sessions[_i] AND s.owner IS NULL FOR NO KEY UPDATE SKIP LOCKED;
+                    CONTINUE heads WHEN NOT FOUND;
+                END IF;
+                IF claimed >= _slots THEN
+                    more := true;
+                    EXIT turns;
+                END IF;
+                SELECT octet_length(r.input) + CASE WHEN _heads.started_ats[_i] IS NULL THEN 0 ELSE weight(r.seq) END INTO _weight
+                FROM run AS r WHERE r.seq = _heads.seqs[_i];
+                IF claimed > 0 AND _weight > _bytes THEN
+                    more := true;
+                    EXIT turns;
+                END IF;
+                UPDATE live AS l SET
+                    state = 'running', worker = _worker, token = _first + claimed, started_at = coalesce(l.started_at, _clock, clock_ms()),
+                    seat = CASE WHEN l.session IS NOT NULL THEN 3 END
+                WHERE l.seq = (
+                    SELECT x.seq FROM live AS x
+                    WHERE x.seq = _heads.seqs[_i] AND x.state = 'queued' AND x.held IS NULL FOR NO KEY UPDATE SKIP LOCKED
+                );
+                CONTINUE heads WHEN NOT FOUND;
+                claimed := claimed + 1;
+                _bytes := _bytes - _weight;
+                _progress := true;
+                IF _heads.owners[_i] = -1 AND NOT _heads.sessions[_i] = ANY (_new_sessions) THEN
+                    UPDATE session AS s SET owner = _worker WHERE s.id = _heads.sessions[_i];
+                    _new_sessions := _new_sessions || _heads.sessions[_i];
+                    _rooms := _rooms - 1;
+                END IF;
+                _touched := _touched || _heads.sessions[_i];
+                FOR i IN 1.._budgets.number LOOP
+                    CONTINUE WHEN NOT (
+                        _budgets.kinds[i] = 'namespace'
+                        OR (_budgets.kinds[i] = 'queue' AND _budgets.names[i] = _heads.queues[_i])
+                        OR (_budgets.kinds[i] = 'workflow' AND _budgets.names[i] = _heads.workflows[_i])
+                        OR (_budgets.kinds[i] = 'group' AND _budgets.names[i] = _heads.keys[_i])
+                    );
+                    _left[i] := _left[i] - 1;
+                    IF _budgets.counts[i] IS NOT NULL THEN
+                        _debts[i] := greatest(0, _debts[i] - greatest(0, _now - _debts_at[i]) * _budgets.counts[i])
+                            + _budgets.periods[i];
+                        _debts_at[i] := greatest(_now, _debts_at[i]);
+                    END IF;
+                END LOOP;
+                _after := _heads.queues[_i];
+                EXIT heads;
+            END LOOP;
+        END LOOP;
+        IF cardinality(_touched) > 0 THEN
+            -- Seats go on to others, and those of new sessions are the worker's.
+            PERFORM reseat(_now, _touched);
+            _touched := '{}';
+            _reseated := true;
+        END IF;
+        EXIT WHEN claimed >= _slots OR NOT _progress;
+    END LOOP;
+    UPDATE scope AS s SET debt = b.debt, debt_at = b.at
+    FROM unnest(_budgets.kinds, _budgets.names, _debts, _debts_at) AS b (kind, name, debt, at)
+    WHERE s.kind = b.kind AND s.name = b.name AND (s.debt, s.debt_at) IS DISTINCT FROM (b.debt, b.at);
+    IF _reseated AND NOT more THEN
+        -- Among those that have come forward one may begin.
+        SELECT c.more, c.opens_at INTO more, opens_at
+        FROM claim_within(_clock, _now, _worker, _lanes, 0, _after, _first, _bytes) AS c;
+    ELSIF cardinality(_owners) > 1 AND _rooms <= 0 AND any_ready(_lanes, ARRAY[-1]) THEN
+        -- One that owns as many sessions as it may looks again when it gives one up, if there is another one.
+        SELECT s.idle_until INTO _keeps_until FROM session AS s
+        WHERE s.owner = _worker AND s.idle_until IS NOT NULL ORDER BY s.idle_until LIMIT 1;
+        opens_at := least(opens_at, _keeps_until);
+    END IF;
+END $$;
+
+INSERT INTO migration (version, name, oldest) VALUES (5, '0005_claiming', 1);
+
+COMMIT;
