@@ -40,6 +40,8 @@ class Rates:
         if rate is None:
             return now
         begun = self._begun[scope]
-        times = [*begun, max([now, *begun[-1:]])]
-        over = [(at, len(begun) - n + behind + 1 - rate.burst) for n, at in enumerate(times)]
-        return max([now, *(at - (-more * rate.period // rate.count) for at, more in over if more > 0)])
+        moment = max([now, *begun[-1:]])
+        over = [(at, len(begun) - n + behind + 1 - rate.burst) for n, at in enumerate([*begun, moment])]
+        opens = max([now, *(at - (-more * rate.period // rate.count) for at, more in over if more > 0)])
+        # If the clock was set back, what begins now counts as if it were not.
+        return now if opens <= moment else opens

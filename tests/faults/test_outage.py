@@ -138,7 +138,7 @@ async def test_a_worker_does_not_start_on_a_store_that_is_away(world: World, swi
         assert await run.result(timeout=30) == 2
 
 
-@pytest.mark.parametrize("verb", ["subscribe", "ended", "load"])
+@pytest.mark.parametrize("verb", ["subscribe", "ended", "missing"])
 async def test_results_are_waited_for_through_an_outage(world: World, switched: Switched, verb: str) -> None:
     async with world.app.worker(grace=5):
         switched.dead_verbs = {verb}

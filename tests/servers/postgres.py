@@ -159,8 +159,12 @@ class PostgresServer(Postgres):
 
     def kill9(self) -> None:
         """Ends all of its processes at once, as when the machine fails."""
-        self._signal_all(signal.SIGKILL)
+        gone = self._signal_all(signal.SIGKILL)
         self._ended()
+        # As long as one of them is there, so is the memory that they share, and no other server can start.
+        until = time.monotonic() + _PATIENCE
+        while any(Path(f"/proc/{each}").exists() for each in gone) and time.monotonic() < until:
+            time.sleep(0.005)
 
     def freeze(self, *, frozen: bool = True) -> None:
         """Stops the postmaster and all of its processes where they are, or lets them go on: a server that hangs."""
@@ -176,17 +180,18 @@ class PostgresServer(Postgres):
         self.stop("immediate")
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        """First the postmaster, so that it does not see its processes die and clear up."""
+    def _signal_all(self, number: signal.Signals) -> list[int]:
+        """First the postmaster, so that it does not see its processes die and clear up. Returns the others."""
         pid = self.pid
         if pid is None:
-            return
+            return []
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
         for each in (pid, *map(int, children)):
             try:
                 os.kill(each, number)
             except ProcessLookupError:
                 pass  # A process that ended by itself meanwhile.
+        return [int(child) for child in children]
 
     def _ended(self) -> None:
         if self._process is not None:

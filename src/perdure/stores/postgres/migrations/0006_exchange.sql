@@ -616,6 +616,8 @@ BEGIN
     THEN
         PERFORM tell_work();
     END IF;
+    -- Workers set their clocks by this: nothing that they are given began later.
+    now := coalesce(_clock, clock_ms());
     -- What somebody else had in hand. Nobody is told of it: all would tell each other, as long as it is there.
     IF NOT (_silent OR _brief) AND EXISTS (SELECT 1 FROM recheck) THEN
         next_at := least(next_at, now + 50);

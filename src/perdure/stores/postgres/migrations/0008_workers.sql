@@ -198,6 +198,7 @@ BEGIN
     PERFORM nextval('rewind');
     PERFORM admit(_now, _moved.groups);
     PERFORM reseat(_now, _moved.sessions);
+    PERFORM tell('status');
     PERFORM tell_work();
 END $$;
 
