@@ -2,7 +2,7 @@
 -- never registered owns what is running.
 WITH made AS (INSERT INTO lane (queue, workflow, version) VALUES ('default', 'ship', '') RETURNING id AS lane)
 INSERT INTO run (seq, id, lane, priority, max_crashes, created_at, ties, input, parent)
-SELECT i, 'run-' || i, made.lane, 0, 5, {now}, 0, 'null', CASE WHEN i % 50 = 0 THEN 'run-' || i - 1 END
+SELECT i, 'filled-' || i, made.lane, 0, 5, {now}, 0, 'null', CASE WHEN i % 50 = 0 THEN 'filled-' || i - 1 END
 FROM made, generate_series(1, 5 * {number}) AS i;
 
 INSERT INTO live (seq, place, lane, priority, max_crashes, ties, state, worker, token, started_at, wake_at)

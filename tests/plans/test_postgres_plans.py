@@ -180,7 +180,7 @@ async def _prune(store: Store, ada: Worker) -> object:
 
 
 async def _read(store: Store, ada: Worker) -> object:
-    ids = [f"run-{number}" for number in range(1, 20)]
+    ids = [f"filled-{number}" for number in range(1, 20)]
     await store.ended(ids)
     await store.missing(ids)
     for run_id in ids[:7]:  # More than five, after which a plan is kept.
@@ -194,7 +194,7 @@ async def _read(store: Store, ada: Worker) -> object:
 
 async def _list(store: Store, ada: Worker) -> object:
     queries = [
-        {}, {"states": [State.FAILED]}, {"states": [State.RUNNING]}, {"states": [State.QUEUED]}, {"parent": "run-49"},
+        {}, {"states": [State.FAILED]}, {"states": [State.RUNNING]}, {"states": [State.QUEUED]}, {"parent": "filled-49"},
         {"batch": "b"}, {"group": "g"}, {"cause": "ValueError at ship"}, {"labels": {"color": "c7"}},
         {"queue": "default"}, {"workflow": "ship"},
     ]  # fmt: skip
