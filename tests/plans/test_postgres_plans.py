@@ -194,9 +194,9 @@ async def _read(store: Store, ada: Worker) -> object:
 
 async def _list(store: Store, ada: Worker) -> object:
     queries = [
-        {}, {"states": [State.FAILED]}, {"states": [State.RUNNING]}, {"states": [State.QUEUED]}, {"parent": "filled-49"},
-        {"batch": "b"}, {"group": "g"}, {"cause": "ValueError at ship"}, {"labels": {"color": "c7"}},
-        {"queue": "default"}, {"workflow": "ship"},
+        {}, {"states": [State.FAILED]}, {"states": [State.RUNNING]}, {"states": [State.QUEUED]},
+        {"parent": "filled-49"}, {"batch": "b"}, {"group": "g"}, {"cause": "ValueError at ship"},
+        {"labels": {"color": "c7"}}, {"queue": "default"}, {"workflow": "ship"},
     ]  # fmt: skip
     page: list[RunRecord] = []
     for query in queries:
