@@ -249,6 +249,7 @@ DECLARE
     _more boolean := false;
     _count integer;
     _started record;
+    _put_back bigint[];
     _outlook record;
     _walked bigint;
 BEGIN
@@ -339,7 +340,10 @@ BEGIN
             IF _kept.starts IS NOT NULL THEN
                 SELECT s.* INTO _started FROM start_children(now, _kept.starts, _kept.makers) AS s;
                 IF _started.ids IS NULL THEN
-                    PERFORM come_again(now, _kept.makers);
+                    _put_back := _kept.makers;
+                    FOR i IN 1..cardinality(_kept.places) LOOP
+                        _save_refs[_kept.places[i]] := NULL;
+                    END LOOP;
                 END IF;
                 _ready := array_position(_started.existed, false) IS NOT NULL;
                 FOR i IN 1..coalesce(cardinality(_started.ids), 0) LOOP
@@ -394,6 +398,11 @@ BEGIN
             JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND l.state = 'running'
             WHERE s.run = e.ref AND s.position = e.position AND s.body IS NOT NULL;
         END IF;
+    END IF;
+
+    IF _put_back IS NOT NULL THEN
+        -- What else they had to say is kept.
+        PERFORM come_again(now, _put_back);
     END IF;
 
     IF _tell_refs IS NOT NULL THEN
