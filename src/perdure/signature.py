@@ -82,6 +82,8 @@ class Signature:
         Names that the function does not have (any more) are passed over. Raises `DecodingError`.
         """
         values = self._decoder.decode(text)
+        if len(self._keywords) == len(self._parameters):
+            return (), values
         args: list[object] = []
         kwargs: dict[str, object] = {}
         for name, parameter in self._parameters.items():

@@ -6,8 +6,8 @@ import asyncio
 import concurrent.futures
 import contextvars
 import logging
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.clock import Alarm
@@ -19,7 +19,7 @@ from perdure.engine.interrupts import is_ctrl_c
 from perdure.engine.order import Order
 from perdure.engine.parking import Waits
 from perdure.engine.points import Point
-from perdure.engine.scope import Scope, enter
+from perdure.engine.scope import Scope, enter, leave
 from perdure.engine.tasks import unwind
 from perdure.engine.turns import NEW, Turns
 from perdure.errors import (
@@ -33,7 +33,6 @@ from perdure.model import (
     DEADLINE_PASSED,
     OVERDUE,
     Checkpoint,
-    Ended,
     Json,
     Kind,
     Millis,
@@ -67,6 +66,9 @@ class Execution:
     """One claim at work: runs the workflow function and knows what of it is in flight.
 
     `run` is the life of it on one screen; steps and waits come in through `active`, `save` and `wait`.
+
+    Parts that few runs need are made when they are asked for. One that has ended holds itself alive by no reference,
+    unless it has waited: so many of them are made that what the garbage collector would have to find costs much.
     """
 
     def __init__(self, runtime: Runtime, claim: Claim, definition: WorkflowDefinition) -> None:
@@ -75,9 +77,6 @@ class Execution:
         self.definition = definition
         self.ref, self.token = claim.ref, claim.token
         self.history = History(claim, runtime.store)
-        self.inbox = Inbox(claim, runtime.store)
-        self.ended: dict[str, Ended] = {ended.id: ended for ended in claim.ended}
-        self.missing = frozenset(claim.missing)
         self.tasks: set[asyncio.Task[Any]] = set()
         """Tasks of the user's own making that called a step or a wait."""
         self._adopted: set[asyncio.Task[Any]] = set()
@@ -86,9 +85,6 @@ class Execution:
         """Nothing that this execution says counts any more: it is parked, lost, handed back or settled."""
         self.progressed = False
         """Whether something new has completed since the claim, so that what comes next wasn't cut off before it."""
-        self.logger = logging.LoggerAdapter(
-            logging.getLogger(f"perdure.run.{definition.name}"), {"run": claim.id, "attempt": claim.attempt}
-        )
         self._status: Json | None = None
         """What the run said of its progress and the store does not know yet."""
         self._delivered = False
@@ -99,18 +95,43 @@ class Execution:
         """How many steps, reads and checkpoints are in flight: what is no mere wait."""
         self._steps: set[str] = set()
         self.order = Order()
-        self.waits = Waits(self)
-        self._turns = Turns(runtime.loop, lambda: self.active > 1)
+        self._waits: Waits | None = None
+        self._turns: Turns | None = None
         self._idle: asyncio.Future[None] | None = None
         self._names: set[str] = set()
         self._deadline: Alarm | None = None
-        self.task: asyncio.Task[None] = runtime.loop.create_task(self.run())
+        self.task: asyncio.Task[None] = runtime.new_task(self.run())
+
+    @cached_property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """Its records carry `run` and `attempt`."""
+        logger = logging.getLogger(f"perdure.run.{self.definition.name}")
+        return logging.LoggerAdapter(logger, {"run": self.claim.id, "attempt": self.claim.attempt})
+
+    @cached_property
+    def inbox(self) -> Inbox:
+        """The signals that wait for it."""
+        return Inbox(self.claim, self.runtime.store)
+
+    @property
+    def waits(self) -> Waits:
+        """What it waits for."""
+        if self._waits is None:
+            self._waits = Waits(self)
+        return self._waits
+
+    @property
+    def turns(self) -> Turns:
+        """The order in which outcomes arrive at its code."""
+        if self._turns is None:
+            self._turns = Turns(self.runtime.loop, lambda: self.active > 1)
+        return self._turns
 
     # --- the life of it
 
     async def run(self) -> None:
         """Decodes the input, runs the workflow, settles what became of it."""
-        scope = Scope(self, asyncio.current_task() if self.definition.is_async else None)
+        scope = Scope(self, self.task if self.definition.is_async else None)
         enter(scope)
         if self.claim.deadline is not None:
             self._deadline = self.runtime.clock.call_at(
@@ -213,8 +234,13 @@ class Execution:
             self._deadline.cancel()
         for task in self.tasks:
             task.cancel()
-        self.waits.end()
+        self._end_waits()
         self.runtime.finished(self)
+        leave(self)
+
+    def _end_waits(self) -> None:
+        if self._waits is not None:
+            self._waits.end()
 
     # --- what others ask of it
 
@@ -261,7 +287,7 @@ class Execution:
         if self.over:
             return
         self.over = True
-        self.waits.end()
+        self._end_waits()
         self.runtime.finished(self)
         if asyncio.current_task() in self.all_tasks():
             self.runtime.loop.call_soon(self._unwind)  # code that runs just now can't be closed
@@ -316,7 +342,7 @@ class Execution:
 
     async def check(self) -> None:
         """Raises `CancelledError` when nothing new may begin: the execution is over, or its function has ended."""
-        if self.ending:
+        if self.over or self._closing:
             await asyncio.sleep(0)  # code that swallows it in a loop must not hold up everybody else
             raise asyncio.CancelledError
 
@@ -334,11 +360,11 @@ class Execution:
         await self.check()
         found = self.history.take(key)
         if found is None and not self.history.complete:
-            self._busy()
+            self.begin()
             try:
                 found = await self.history.fetch(key)
             finally:
-                self._done()
+                self.end()
             await self.check()
         if found is None:
             return None
@@ -358,11 +384,11 @@ class Execution:
     async def replay(self, when: Millis, position: int = 0) -> None:
         """Lets kept outcomes arrive in the order in which they came about, so that `as_completed`, `wait` and the like
         decide as they did before."""
-        self._busy()
+        self.begin()
         try:
-            await self._turns.take(when, position)
+            await self.turns.take(when, position)
         finally:
-            self._done()
+            self.end()
         await self.check()
 
     async def save(
@@ -383,8 +409,8 @@ class Execution:
     async def completed(self) -> None:
         """A checkpoint that completes is durable: lets the code that waits for it go on, in its turn."""
         self.progressed = True
-        if self.active > 1 or self._turns.going:
-            await self._turns.take(self.now(), NEW)
+        if self.active > 1 or (self._turns is not None and self._turns.going):
+            await self.turns.take(self.now(), NEW)
 
     def tell(self, status: Json) -> None:
         """Tells of the run's progress. While the code replays nothing is said but the last word, once it is past."""
@@ -401,28 +427,26 @@ class Execution:
         """Has a checkpoint written with the next exchange, at the latest with the settle of this claim."""
         self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint))
 
-    def _busy(self) -> None:
+    def in_flight(self, step: str = "") -> InFlight:
+        """While something of the run is at work, and not merely waiting; `step` is its key if it is a step."""
+        return InFlight(self, step)
+
+    def begin(self, step: str = "") -> None:
+        """Something of the run is at work from here on, until `end`."""
+        if step:
+            self._steps.add(step)
         self.active += 1
 
-    def _done(self) -> None:
+    def end(self, step: str = "") -> None:
+        """It is over."""
+        self._steps.discard(step)
         self.active -= 1
         self.runtime.stirred()
         if self.active == 0:
             if self._idle is not None and not self._idle.done():
                 self._idle.set_result(None)
-            self.waits.consider_parking()
-
-    @contextmanager
-    def in_flight(self, step: str = "") -> Generator[None]:
-        """While something of the run is at work, and not merely waiting; `step` is its key if it is a step."""
-        if step:
-            self._steps.add(step)
-        self._busy()
-        try:
-            yield
-        finally:
-            self._steps.discard(step)
-            self._done()
+            if self._waits is not None:
+                self._waits.consider_parking()
 
     @property
     def steps(self) -> frozenset[str]:
@@ -433,7 +457,7 @@ class Execution:
     def blocked(self) -> bool:
         """Whether nothing of it can go on before something that it waits for comes true, though it can't be parked:
         a step waits itself, or the run cleans up while it is being cancelled."""
-        keys = self.waits.keys
+        keys = [] if self._waits is None else self._waits.keys
         if not keys:
             return False
         if not self.active:
@@ -510,6 +534,22 @@ class Execution:
             return
         self.halt()
         self.runtime.pump.settle(Settle(self.claim.ref, self.token, To.PARK, waits=waits))
+
+
+class InFlight:
+    """While something of a run is at work."""
+
+    __slots__ = ("_execution", "_step")
+
+    def __init__(self, execution: Execution, step: str) -> None:
+        self._execution = execution
+        self._step = step
+
+    def __enter__(self) -> None:
+        self._execution.begin(self._step)
+
+    def __exit__(self, *_: object) -> None:
+        self._execution.end(self._step)
 
 
 def _has_thread(task: asyncio.Task[Any]) -> bool:

@@ -43,7 +43,7 @@ class History:
         self._store = store
         self._loaded = {checkpoint.key: checkpoint for checkpoint in claim.checkpoints}
         self._after = claim.checkpoints[-1].position if claim.checkpoints else 0
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Lock | None = None
         self.complete = not claim.more_checkpoints
         """Whether every checkpoint has been read, so that what isn't loaded doesn't exist."""
 
@@ -54,6 +54,8 @@ class History:
     async def fetch(self, key: str) -> Checkpoint | None:
         """The checkpoint if there is one, which takes at most two reads: the next page has it when the code is as it
         was; when the code has changed since, it is looked up by its key."""
+        if self._reading is None:
+            self._reading = asyncio.Lock()
         async with self._reading:  # of many calls side by side one reads the page that has what the others look for
             found = self.take(key)
             if found is not None or self.complete:

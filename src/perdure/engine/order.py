@@ -14,13 +14,13 @@ class Order:
     """
 
     def __init__(self) -> None:
-        self._commit = asyncio.Lock()
+        self._commit: asyncio.Lock | None = None
         self._saves = 0
         self._quiet: asyncio.Future[None] | None = None
 
     async def begin_save(self) -> None:
         """Waits for the commit that is under way, if there is one; from here to `end_save` none will be."""
-        if self._commit.locked():
+        if self._commit is not None and self._commit.locked():
             async with self._commit:
                 self._saves += 1
         else:
@@ -34,6 +34,8 @@ class Order:
 
     async def begin_commit(self) -> None:
         """Waits until nothing else is being kept; from here to `end_commit` nothing else will be."""
+        if self._commit is None:
+            self._commit = asyncio.Lock()
         await self._commit.acquire()
         try:
             if self._saves:
@@ -46,4 +48,5 @@ class Order:
     def end_commit(self) -> None:
         """Lets others go on."""
         self._quiet = None
-        self._commit.release()
+        if self._commit is not None:
+            self._commit.release()

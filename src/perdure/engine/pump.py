@@ -71,6 +71,7 @@ class Pump:
     def __init__(self, store: Store, clock: Clock, *, free: Callable[[], int], begin: Callable[[Claim], None]) -> None:
         self._store = store
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
         self._free = free
         self._begin = begin
         self.owners: dict[int, Owner] = {}
@@ -102,7 +103,7 @@ class Pump:
     def save(self, save: Save) -> asyncio.Future[Existed | None]:
         """Has a checkpoint written with the next exchange. The future is done when it is durable, and cancelled
         when the run is not this worker's any more. It tells of the child that it starts if there was one already."""
-        future: asyncio.Future[Existed | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Existed | None] = self._loop.create_future()
         self._saves.append((save, future))
         self._wake.set()
         return future
@@ -195,7 +196,7 @@ class Pump:
 
     def _look_soon(self) -> None:
         if self._looking is None:
-            self._looking = asyncio.get_running_loop().call_later(_UNHURRIED, self.look)
+            self._looking = self._loop.call_later(_UNHURRIED, self.look)
 
     def look(self) -> None:
         """Has an exchange made, whether or not there is anything to say or room for more."""
@@ -210,7 +211,7 @@ class Pump:
         runs: of one that was deleted nothing else would tell, as long as it has nothing to say."""
         self._ask_all = True
         self.look()
-        self._polling = asyncio.get_running_loop().call_later(POLL * random.uniform(0.7, 1.0), self._poll)
+        self._polling = self._loop.call_later(POLL * random.uniform(0.7, 1.0), self._poll)
 
     def _room(self) -> int:
         return max(0, self._free()) if self.claiming else 0

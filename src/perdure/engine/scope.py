@@ -82,6 +82,13 @@ def enter(scope: Scope) -> None:
     _scope.set(scope)
 
 
+def leave(execution: Execution) -> None:
+    """The current task, if it ran code of that run, is in no scope from here on, so that nothing holds on to the run."""
+    scope = _scope.get()
+    if scope is not None and scope.execution is execution:
+        _scope.set(None)
+
+
 def scope_here() -> Scope | None:
     """The scope of the calling code; None outside of a run."""
     scope = _scope.get()

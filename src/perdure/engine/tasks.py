@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from perdure.engine.scope import scope_of_creator
 
@@ -23,28 +24,35 @@ _MOVED_BY_TASKS = {"locks.py", "queues.py", "taskgroups.py"}
 _WAITING_FOR_TASKS = {"_wait", "_wait_for_one"}
 
 
-def adopt_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Has each task that code of a run makes be known to its execution. A task factory that is set is kept in use."""
-    previous = loop.get_task_factory()
-    if isinstance(previous, _Adopting):
-        return
-    loop.set_task_factory(_Adopting(previous))
+NewTask: TypeAlias = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+def adopt_tasks(loop: asyncio.AbstractEventLoop) -> NewTask:
+    """Has each task that code of a run makes be known to its execution. A task factory that is set is kept in use.
+
+    Returns what makes the tasks of runs themselves, which are nobody's to adopt."""
+    factory = loop.get_task_factory()
+    if not isinstance(factory, _Adopting):
+        factory = _Adopting(factory)
+        loop.set_task_factory(factory)
+    return partial(factory.make, loop)
 
 
 class _Adopting:
     def __init__(self, previous: Callable[..., Any] | None) -> None:
-        self._previous = previous
+        self.make: Callable[..., Any] = _task if previous is None else previous
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
-        if self._previous is None:
-            task = asyncio.Task(coro, loop=loop, **options)
-        else:
-            task = self._previous(loop, coro, **options)
+        task = self.make(loop, coro, **options)
         scope = scope_of_creator(options.get("context"))
         if scope is not None and scope.step_key is None:
             # In a step it may be anything, such as the housekeeping of a client that the step opens for others too.
             scope.execution.adopt(task)
         return task
+
+
+def _task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+    return asyncio.Task(coro, loop=loop, **options)
 
 
 def unwind(task: asyncio.Task[Any], *, cancel: bool) -> None:

@@ -69,7 +69,7 @@ class Runtime:
         self.tap = tap
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
-        adopt_tasks(self.loop)
+        self.new_task = adopt_tasks(self.loop)
         self.executions: dict[int, Execution] = {}
         self.pump = Pump(store, clock, free=lambda: concurrency - len(self.executions), begin=begin)
         self.threads = ThreadLayers(min(concurrency, 64))
