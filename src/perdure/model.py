@@ -2,6 +2,7 @@
 
 Times are integers: milliseconds since the epoch, by the store's clock. Durations are in milliseconds too.
 Values (inputs, results, signals, errors) are JSON texts; nothing below the codec looks inside them.
+What there is much of (`gc=False`) is never part of a cycle, so the garbage collector need not look at it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Outcome(StrEnum):
     ERROR = "error"
 
 
-class Checkpoint(Struct, omit_defaults=True):
+class Checkpoint(Struct, omit_defaults=True, gc=False):
     """What is kept of one step, wait or child of a run, found by `key`.
 
     `body` is the value (`OK`) or the error (`ERROR`, and `OPEN` between two attempts of a step).

@@ -304,7 +304,7 @@ class Pump:
         refused = set(reply.refused)
         children = {(existed.token, existed.key): existed for existed in reply.existed}
         for save, future in futures:
-            child = children.get((save.token, save.checkpoint.key))
+            child = children.get((save.token, save.checkpoint.key)) if save.starts is not None else None
             if reply.gone or save.token in refused:
                 future.cancel()
             elif child is not None and not child.same:

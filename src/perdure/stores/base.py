@@ -7,6 +7,8 @@ things slower.
 Fencing. A claim hands out `(ref, token)`: `ref` is how the store finds the run fast (opaque to others), `token` is
 unique to the claim. A write that bears them is accepted while that claim owns the run. After a settle the claim owns
 nothing more; the same settle repeated, until the run's next one, is answered as if it had been the first.
+
+Data of which workers have much in hand (`gc=False`) is never part of a cycle: the garbage collector passes it over.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class To(StrEnum):
     that what is kept of a run that continues for ever does not grow."""
 
 
-class Settle(Struct, omit_defaults=True):
+class Settle(Struct, omit_defaults=True, gc=False):
     """The end of a claim. `body` is the result, the error (failed, cancelled, retry) or the new input (continue).
 
     A run that is being cancelled is not parked, retried or continued: it becomes `queued` (and is claimed again with
@@ -100,7 +102,7 @@ class Settle(Struct, omit_defaults=True):
     """Of a failure: type of the error and where it was raised."""
 
 
-class Save(Struct, omit_defaults=True):
+class Save(Struct, omit_defaults=True, gc=False):
     """A checkpoint to be kept, replacing what was kept under its key, unless the claim owns the run no more. It gets
     the next position of the run, also when it replaces one: what completes later is replayed later.
 
@@ -183,7 +185,7 @@ class Cancelling(Struct, omit_defaults=True):
     deadline: bool = False
 
 
-class Claim(Struct):
+class Claim(Struct, gc=False):
     """A run that is now owned by the worker, with all that it needs to go on."""
 
     ref: Ref

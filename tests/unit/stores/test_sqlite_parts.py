@@ -122,7 +122,7 @@ def test_due_timers_and_deadlines_use_their_indexes(tmp_path: Path) -> None:
 
 
 def test_heads_and_replies_scan_no_runs(tmp_path: Path) -> None:
-    head = plan_of("exchange", "head", {"tokens": "[]", "worker": 1, "skips": "[]", "now": 1}, tmp_path)
+    head = plan_of("exchange", "head", {"refs": "{}", "worker": 1, "skips": "[]", "now": 1}, tmp_path)
     params: dict[str, object] = {"worker": 1, "first": 1, "last": 2, "page": 3, "now": 1, "due": 1, "skips": "[]"}
     reply = plan_of("exchange", "reply", params, tmp_path)
     for line in (head + "\n" + reply).splitlines():

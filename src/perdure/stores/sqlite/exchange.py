@@ -147,11 +147,11 @@ def _brief_reply(transaction: Transaction, exchange: Exchange, head: _Head) -> E
 
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:
     refs = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
-    tokens = list({*exchange.owned, *((ref, token) for token, ref in refs.items())})
+    refs.update((token, ref) for ref, token in exchange.owned)
     now, named, timer, deadline, slot, idle_until, sessions, wanted, limited, ready, news = transaction.row(
         _SQL["head"],
         {
-            "tokens": encode(tokens),
+            "refs": encode(refs),
             "worker": exchange.worker,
             "skips": encode(exchange.skips),
             "now": transaction.known_now,

@@ -16,15 +16,15 @@ SELECT
         SELECT json_array(json_group_array(json_array(token, flags)) FILTER (WHERE flags & 63), max(flags & 64))
         FROM (
             SELECT
-                json_extract(e.value, '$[1]') AS token,
+                CAST(e.key AS INTEGER) AS token,
                 CASE
-                    WHEN r.state = 'running' AND r.token = json_extract(e.value, '$[1]') THEN
+                    WHEN r.state = 'running' AND r.token = CAST(e.key AS INTEGER) THEN
                         (r.cancelling IS NOT NULL) * 4 + (r.crashes > 0) * 8 + (r.parent IS NOT NULL) * 16
                         + (r.session IS NOT NULL) * 32 + (r.grp IS NOT NULL) * 64
-                    WHEN r.settled = json_extract(e.value, '$[1]') THEN 2
+                    WHEN r.settled = CAST(e.key AS INTEGER) THEN 2
                     ELSE 1
                 END AS flags
-            FROM json_each(:tokens) AS e LEFT JOIN run AS r ON r.seq = json_extract(e.value, '$[0]')
+            FROM json_each(:refs) AS e LEFT JOIN run AS r ON r.seq = e.value
         )
     ),
     (SELECT wake_at FROM run WHERE wake_at IS NOT NULL ORDER BY wake_at LIMIT 1),
