@@ -217,6 +217,8 @@ class Signature:
 
     def _bind(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
         values = dict(zip(self._positional, args, strict=False))
+        if not kwargs and len(args) == len(values) == len(self.names):
+            return values
         if kwargs:
             if len(args) > len(self._positional) or not kwargs.keys() <= self._keywords - values.keys():
                 return self._bind_slowly(args, kwargs)

@@ -356,7 +356,7 @@ class Execution:
 
     async def saved(self, key: str, kind: Kind, digest: str = "") -> Checkpoint | None:
         """The checkpoint of an earlier attempt under that key; `ArgumentsChanged` if it stands for something else."""
-        self.track(asyncio.current_task())
+        self.track(asyncio.current_task(self.runtime.loop))
         await self.check()
         found = self.history.take(key)
         if found is None and not self.history.complete:
@@ -439,7 +439,8 @@ class Execution:
 
     def end(self, step: str = "") -> None:
         """It is over."""
-        self._steps.discard(step)
+        if step:
+            self._steps.discard(step)
         self.active -= 1
         self.runtime.stirred()
         if self.active == 0:

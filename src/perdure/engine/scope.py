@@ -83,7 +83,7 @@ def enter(scope: Scope) -> None:
 
 
 def leave(execution: Execution) -> None:
-    """The current task, if it ran code of that run, is in no scope from here on, so that nothing holds on to the run."""
+    """The current task, if it ran code of that run, is in no scope from here on, and holds on to nothing of it."""
     scope = _scope.get()
     if scope is not None and scope.execution is execution:
         _scope.set(None)

@@ -40,6 +40,8 @@ async def run_step(
 class _Attempts:
     """The attempts of one step that has no outcome yet."""
 
+    __slots__ = ("args", "arguments", "digest", "execution", "key", "kwargs", "scope", "started_at", "step")
+
     def __init__(
         self,
         execution: Execution,
@@ -73,11 +75,13 @@ class _Attempts:
             with execution.in_flight():
                 attempt = await self._count_cut_off(attempt)
         while True:
-            with execution.in_flight(self.key):
-                try:
-                    return await self._try(attempt)
-                except _Again as again:
-                    at = again.at
+            execution.begin(self.key)
+            try:
+                return await self._try(attempt)
+            except _Again as again:
+                at = again.at
+            finally:
+                execution.end(self.key)
             await self._back_off(at)
             attempt += 1
 
@@ -162,7 +166,7 @@ class _Attempts:
         step, execution = self.step, self.execution
         inner = Scope(
             execution,
-            asyncio.current_task() if step.is_async else None,
+            asyncio.current_task(execution.runtime.loop) if step.is_async else None,
             f"{self.key}/",
             depth=self.scope.depth + 1,
             step_key=self.key,
