@@ -1,0 +1,37 @@
+"""What an execution leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from perdure import App, step
+from perdure.engine.execution import Execution
+from perdure.engine.scope import scope_needed
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_run_that_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
+    app = App("sqlite:///:memory:")
+    seen: list[weakref.ref[Execution]] = []
+
+    @step
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @app.workflow
+    async def flow(n: int) -> int:
+        seen.append(weakref.ref(scope_needed("it").execution))
+        return await double(await double(n))
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with app, app.worker():
+            assert await (await flow.start(1)).result() == 4
+            assert [execution() for execution in seen] == [None]
+    finally:
+        gc.enable()
