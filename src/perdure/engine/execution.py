@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.clock import Alarm
 from perdure.codec import encode
+from perdure.engine import settling
 from perdure.engine.definitions import WorkflowDefinition
+from perdure.engine.flight import InFlight
 from perdure.engine.halt import Halt
 from perdure.engine.history import History, Inbox
 from perdure.engine.interrupts import is_ctrl_c
@@ -21,26 +23,11 @@ from perdure.engine.parking import Waits
 from perdure.engine.points import Point
 from perdure.engine.scope import Scope, enter, leave
 from perdure.engine.tasks import unwind
+from perdure.engine.threads import guarded, noticed
 from perdure.engine.turns import NEW, Turns
-from perdure.errors import (
-    ArgumentsChanged,
-    DecodingError,
-    DefinitionError,
-    WouldDeadlock,
-)
-from perdure.failures import cause_of, encode_failure
-from perdure.model import (
-    DEADLINE_PASSED,
-    OVERDUE,
-    Checkpoint,
-    Json,
-    Kind,
-    Millis,
-    Outcome,
-    Start,
-    Wait,
-    deadline_exceeded,
-)
+from perdure.errors import ArgumentsChanged, DefinitionError
+from perdure.failures import encode_failure
+from perdure.model import DEADLINE_PASSED, Checkpoint, Json, Kind, Millis, Outcome, Start, Wait
 from perdure.stores.base import Cancelling, Claim, Existed, Save, Seen, Settle, To, Told
 
 if TYPE_CHECKING:
@@ -50,8 +37,6 @@ T = TypeVar("T")
 
 _REPLAY_PATIENCE = 1.0
 """Seconds that replay may take to come to something new when the run is to be cancelled there."""
-
-_NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError, WouldDeadlock)
 
 
 class ContinueAsNew(BaseException):
@@ -150,12 +135,14 @@ class Execution:
         except asyncio.CancelledError:
             if not self.over:  # cancelled while it waited for its last steps, or the loop ends
                 self.over = True
-                self.runtime.pump.settle(self._release() if self.cancelling is None else self._cancelled())
+                self.runtime.pump.settle(
+                    settling.release(self) if self.cancelling is None else settling.cancelled(self)
+                )
         except BaseException as error:
             if not self.over:
                 # Whatever it is that went wrong here, a run that nobody executes must not stay owned.
                 self.over = True
-                self.runtime.pump.settle(self._settle(To.FAILED, encode_failure(error)))
+                self.runtime.pump.settle(settling.settle(self, To.FAILED, encode_failure(error)))
                 if is_ctrl_c(error):
                     raise
         finally:
@@ -170,22 +157,22 @@ class Execution:
                 value = await self._sync_body(scope, lambda: self.definition.fn(*args, **kwargs))
             body = encode(value, f"the result of workflow {self.definition.name}", self.runtime.max_value_bytes)
             if self.cancelling is not None and self.cancelling.deadline:
-                return self._cancelled()  # it ended, but not in time
+                return settling.cancelled(self)  # it ended, but not in time
         except ContinueAsNew as again:
-            return self._settle(To.CONTINUE, again.body)
+            return settling.settle(self, To.CONTINUE, again.body)
         except asyncio.CancelledError as error:
             if self.over:
                 raise
             if self.cancelling is not None:
-                return self._cancelled()
+                return settling.cancelled(self)
             if self.task.cancelling() and self.runtime.ending:
                 raise
-            return self._failed(error)
+            return settling.failed(self, error)
         except BaseException as error:
             if self.over or is_ctrl_c(error):
                 raise
-            return self._failed(error)
-        return self._settle(To.SUCCEEDED, body)
+            return settling.failed(self, error)
+        return settling.settle(self, To.SUCCEEDED, body)
 
     async def _sync_body(self, scope: Scope, fn: Callable[[], T]) -> T:
         """Runs a sync workflow. When the run is cancelled it ends as its function does: a thread can't be stopped."""
@@ -197,37 +184,6 @@ class Execution:
                 if self.over or self.cancelling is None:  # lost, or the event loop ends
                     raise
         return future.result()
-
-    def _failed(self, error: BaseException) -> Settle:
-        retry = self.definition.retry
-        body = encode_failure(error)
-        if (
-            retry is None
-            or self.cancelling is not None
-            or isinstance(error, _NOT_WORTH_RETRYING)
-            or not retry.covers(error)
-            or not retry.allows(self.claim.attempt)
-        ):
-            return self._settle(To.FAILED, body, cause_of(error))
-        return Settle(
-            self.claim.ref,
-            self.token,
-            To.RETRY,
-            body,
-            delay=retry.delay_after(self.claim.attempt, self.runtime.random()),
-        )
-
-    def _cancelled(self) -> Settle:
-        if self.cancelling is not None and self.cancelling.deadline:
-            return self._settle(To.FAILED, deadline_exceeded(), OVERDUE)
-        reason = None if self.cancelling is None else self.cancelling.reason
-        return self._settle(To.CANCELLED, encode(reason, "the reason", self.runtime.max_value_bytes))
-
-    def _settle(self, to: To, body: Json, cause: str | None = None) -> Settle:
-        return Settle(self.claim.ref, self.token, to, body, cause=cause)
-
-    def _release(self) -> Settle:
-        return Settle(self.claim.ref, self.token, To.RELEASE)
 
     def _close(self) -> None:
         if self._deadline is not None:
@@ -275,7 +231,7 @@ class Execution:
         """Stops and hands the run back, uncounted."""
         if not self.over:
             self.halt()
-            self.runtime.pump.settle(self._release())
+            self.runtime.pump.settle(settling.release(self))
 
     def halt(self) -> None:
         """Stops without a word to the store.
@@ -427,12 +383,12 @@ class Execution:
         """Has a checkpoint written with the next exchange, at the latest with the settle of this claim."""
         self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint))
 
-    def in_flight(self, step: str = "") -> InFlight:
-        """While something of the run is at work, and not merely waiting; `step` is its key if it is a step."""
-        return InFlight(self, step)
+    def in_flight(self) -> InFlight:
+        """While something of the run is at work, and not merely waiting."""
+        return InFlight(self)
 
     def begin(self, step: str = "") -> None:
-        """Something of the run is at work from here on, until `end`."""
+        """Something of the run is at work from here on, until `end`; `step` is its key if it is a step."""
         if step:
             self._steps.add(step)
         self.active += 1
@@ -485,8 +441,8 @@ class Execution:
         """Runs sync code in a thread that knows the scope."""
         context = contextvars.copy_context()
         context.run(enter, scope)
-        future = asyncio.wrap_future(self.runtime.threads.at(scope.depth).submit(lambda: _guarded(fn), context))
-        future.add_done_callback(_noticed)  # of a thread that outlives its execution nobody asks for the outcome
+        future = asyncio.wrap_future(self.runtime.threads.at(scope.depth).submit(lambda: guarded(fn), context))
+        future.add_done_callback(noticed)  # of a thread that outlives its execution nobody asks for the outcome
         return future
 
     def drive(self, work: Coroutine[Any, Any, T]) -> T:
@@ -537,35 +493,6 @@ class Execution:
         self.runtime.pump.settle(Settle(self.claim.ref, self.token, To.PARK, waits=waits))
 
 
-class InFlight:
-    """While something of a run is at work."""
-
-    __slots__ = ("_execution", "_step")
-
-    def __init__(self, execution: Execution, step: str) -> None:
-        self._execution = execution
-        self._step = step
-
-    def __enter__(self) -> None:
-        self._execution.begin(self._step)
-
-    def __exit__(self, *_: object) -> None:
-        self._execution.end(self._step)
-
-
 def _has_thread(task: asyncio.Task[Any]) -> bool:
     """Whether a thread waits for the task, and has to hear of its end."""
     return getattr(task.get_coro(), "cr_code", None) is Execution._tracked.__code__  # pyright: ignore[reportPrivateUsage]
-
-
-def _guarded(fn: Callable[[], T]) -> T:
-    """Calls sync code. What would mean something else where it is raised again becomes a plain error."""
-    try:
-        return fn()
-    except (StopIteration, GeneratorExit) as error:
-        raise RuntimeError(f"{type(error).__name__} was raised and not caught") from error
-
-
-def _noticed(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()

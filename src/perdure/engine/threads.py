@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -87,3 +88,17 @@ class ThreadLayers:
         while len(self._layers) <= depth:
             self._layers.append(Threads(self._limit, f"perdure-{len(self._layers)}"))
         return self._layers[depth]
+
+
+def guarded(fn: Callable[[], T]) -> T:
+    """Calls sync code. What would mean something else where it is raised again becomes a plain error."""
+    try:
+        return fn()
+    except (StopIteration, GeneratorExit) as error:
+        raise RuntimeError(f"{type(error).__name__} was raised and not caught") from error
+
+
+def noticed(future: asyncio.Future[Any]) -> None:
+    """Nobody has to ask how it ended."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,56 @@
+"""How executions end: what the store is told of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure.codec import encode
+from perdure.errors import ArgumentsChanged, DecodingError, DefinitionError, WouldDeadlock
+from perdure.failures import cause_of, encode_failure
+from perdure.model import OVERDUE, Json, deadline_exceeded
+from perdure.stores.base import Settle, To
+
+if TYPE_CHECKING:
+    from perdure.engine.execution import Execution
+
+_NOT_WORTH_RETRYING = (ArgumentsChanged, DecodingError, DefinitionError, WouldDeadlock)
+
+
+def settle(execution: Execution, to: To, body: Json, cause: str | None = None) -> Settle:
+    """It ends like this."""
+    return Settle(execution.ref, execution.token, to, body, cause=cause)
+
+
+def release(execution: Execution) -> Settle:
+    """It is handed back."""
+    return Settle(execution.ref, execution.token, To.RELEASE)
+
+
+def failed(execution: Execution, error: BaseException) -> Settle:
+    """Its code raised: it fails, or is tried again."""
+    retry, attempt = execution.definition.retry, execution.claim.attempt
+    body = encode_failure(error)
+    if (
+        retry is None
+        or execution.cancelling is not None
+        or isinstance(error, _NOT_WORTH_RETRYING)
+        or not retry.covers(error)
+        or not retry.allows(attempt)
+    ):
+        return settle(execution, To.FAILED, body, cause_of(error))
+    delay = retry.delay_after(attempt, execution.runtime.random())
+    return Settle(execution.ref, execution.token, To.RETRY, body, delay=delay)
+
+
+def cancelled(execution: Execution) -> Settle:
+    """It was cancelled, or its time was over."""
+    cancelling = execution.cancelling
+    if cancelling is not None and cancelling.deadline:
+        return settle(execution, To.FAILED, deadline_exceeded(), OVERDUE)
+    reason = None if cancelling is None else cancelling.reason
+    return settle(execution, To.CANCELLED, encode(reason, "the reason", execution.runtime.max_value_bytes))
+
+
+def stopped(execution: Execution) -> Settle:
+    """Its task was cancelled from without: for the run's cancellation, or because the event loop ends."""
+    return release(execution) if execution.cancelling is None else cancelled(execution)
