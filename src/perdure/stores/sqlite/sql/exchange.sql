@@ -143,7 +143,8 @@ UPDATE run SET crashes = 0 WHERE seq IN (SELECT value FROM json_each(:runs));
 -- name: settle
 -- Ends claims: each goes to a state, with a timer or without. Uses the primary key; ending fires run_ended.
 -- The attempt is counted up by `step` (retry), or begins anew when that is NULL (continue). `number` counts those that
--- end: those give up their slots here, which saves a trigger to write them once more.
+-- end: those give up their slots here, which saves a trigger to write them once more. (Materialized, so that each part
+-- is taken out of the JSON once, however often it is used.)
 UPDATE run SET
     state = e.state,
     wake_at = e.wake_at,
@@ -157,14 +158,17 @@ UPDATE run SET
     finished_at = CASE WHEN e.number IS NOT NULL THEN :now END,
     finish = :finish + e.number
 FROM (
-    SELECT
-        json_extract(value, '$[0]') AS seq,
-        json_extract(value, '$[1]') AS token,
-        json_extract(value, '$[2]') AS state,
-        json_extract(value, '$[3]') AS wake_at,
-        json_extract(value, '$[4]') AS step,
-        json_extract(value, '$[5]') AS number
-    FROM json_each(:settles)
+    WITH parts AS MATERIALIZED (
+        SELECT
+            json_extract(value, '$[0]') AS seq,
+            json_extract(value, '$[1]') AS token,
+            json_extract(value, '$[2]') AS state,
+            json_extract(value, '$[3]') AS wake_at,
+            json_extract(value, '$[4]') AS step,
+            json_extract(value, '$[5]') AS number
+        FROM json_each(:settles)
+    )
+    SELECT * FROM parts
 ) AS e
 WHERE run.seq = e.seq;
 
@@ -354,7 +358,8 @@ WHERE position IS NOT NULL OR ended IS NOT NULL OR missing OR at <= :now;
 -- name: reply
 -- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals, one more
 -- than a page where there are more; what ties some of them to others; owned runs to be cancelled; the next times;
--- schedules that are due; whether more is ready for it, and whether anything is ready for anybody.
+-- schedules that are due; whether more is ready for it, and whether anything is ready for anybody. What no run has (it
+-- waits for nothing, no signal is there) is not looked for with each claim.
 -- Uses run_owned, run_cancelling, run_timer, run_deadline, schedule_next, run_ready, and primary keys.
 SELECT
     (
@@ -387,25 +392,38 @@ SELECT
                     )
                     FROM (SELECT * FROM checkpoint AS c WHERE c.run = r.seq ORDER BY c.position LIMIT :page + 1)
                 ),
-                'signals', (
-                    SELECT json_group_array(json_object('position', position, 'name', name, 'body', body))
-                    FROM (
-                        SELECT * FROM signal AS s INDEXED BY signal_waiting
-                        WHERE s.run = r.seq AND s.body IS NOT NULL ORDER BY s.position LIMIT :page + 1
+                'signals', CASE
+                    WHEN (SELECT EXISTS (SELECT 1 FROM signal))
+                    THEN (
+                        SELECT json_group_array(json_object('position', position, 'name', name, 'body', body))
+                        FROM (
+                            SELECT * FROM signal AS s INDEXED BY signal_waiting
+                            WHERE s.run = r.seq AND s.body IS NOT NULL ORDER BY s.position LIMIT :page + 1
+                        )
                     )
-                ),
-                'ended', (
-                    SELECT json_group_array(json_object('id', t.id, 'state', t.state, 'body', o.body))
-                    FROM wait AS w
-                    CROSS JOIN run AS t ON t.id = w.target AND t.finished_at IS NOT NULL
-                    LEFT JOIN outcome AS o ON o.run = t.seq
-                    WHERE w.run = r.seq AND w.what = 'run'
-                ),
-                'missing', (
-                    SELECT json_group_array(w.key)
-                    FROM wait AS w
-                    WHERE w.run = r.seq AND w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target)
-                ),
+                    ELSE json('[]')
+                END,
+                'ended', CASE
+                    WHEN (SELECT EXISTS (SELECT 1 FROM wait))
+                    THEN (
+                        SELECT json_group_array(json_object('id', t.id, 'state', t.state, 'body', o.body))
+                        FROM wait AS w
+                        CROSS JOIN run AS t ON t.id = w.target AND t.finished_at IS NOT NULL
+                        LEFT JOIN outcome AS o ON o.run = t.seq
+                        WHERE w.run = r.seq AND w.what = 'run'
+                    )
+                    ELSE json('[]')
+                END,
+                'missing', CASE
+                    WHEN (SELECT EXISTS (SELECT 1 FROM wait))
+                    THEN (
+                        SELECT json_group_array(w.key)
+                        FROM wait AS w
+                        WHERE w.run = r.seq AND w.what = 'run'
+                            AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target)
+                    )
+                    ELSE json('[]')
+                END,
                 'labels', CASE
                     WHEN (SELECT EXISTS (SELECT 1 FROM label))
                     THEN (SELECT json_group_object(b.key, b.value) FROM label AS b WHERE b.run = r.seq)
