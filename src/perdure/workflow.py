@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, ca
 from perdure.batch import Batch
 from perdure.call import Call
 from perdure.engine.definitions import WorkflowDefinition, function_name
-from perdure.engine.execution import ContinueAsNew
+from perdure.engine.halt import ContinueAsNew
 from perdure.engine.scope import Scope, holds_slot, scope_needed, wait_in_step, workflow_scope
 from perdure.engine.waits import child_id, open_batch, result_of, start_child
 from perdure.errors import DefinitionError, InvalidInput, NotInWorkflow, id_conflict

@@ -15,7 +15,7 @@ from perdure.codec import encode
 from perdure.engine import settling
 from perdure.engine.definitions import WorkflowDefinition
 from perdure.engine.flight import InFlight
-from perdure.engine.halt import Halt
+from perdure.engine.halt import ContinueAsNew, Halt
 from perdure.engine.history import History, Inbox
 from perdure.engine.interrupts import is_ctrl_c
 from perdure.engine.order import Order
@@ -27,7 +27,7 @@ from perdure.engine.threads import guarded, noticed
 from perdure.engine.turns import NEW, Turns
 from perdure.errors import ArgumentsChanged, DefinitionError
 from perdure.failures import encode_failure
-from perdure.model import DEADLINE_PASSED, Checkpoint, Json, Kind, Millis, Outcome, Start, Wait
+from perdure.model import DEADLINE_PASSED, Checkpoint, Ended, Json, Kind, Millis, Outcome, Start, Wait
 from perdure.stores.base import Cancelling, Claim, Existed, Save, Seen, Settle, To, Told
 
 if TYPE_CHECKING:
@@ -39,21 +39,13 @@ _REPLAY_PATIENCE = 1.0
 """Seconds that replay may take to come to something new when the run is to be cancelled there."""
 
 
-class ContinueAsNew(BaseException):
-    """Unwinds the workflow; the run begins anew with another input."""
-
-    def __init__(self, body: Json) -> None:
-        super().__init__("continue as new")
-        self.body = body
-
-
 class Execution:
     """One claim at work: runs the workflow function and knows what of it is in flight.
 
     `run` is the life of it on one screen; steps and waits come in through `active`, `save` and `wait`.
 
-    Parts that few runs need are made when they are asked for. One that has ended holds itself alive by no reference,
-    unless it has waited: so many of them are made that what the garbage collector would have to find costs much.
+    Parts that few runs need are made when they are asked for. One that has ended without having waited is part of no
+    cycle: there are so many that finding them would cost the garbage collector much.
     """
 
     def __init__(self, runtime: Runtime, claim: Claim, definition: WorkflowDefinition) -> None:
@@ -62,6 +54,7 @@ class Execution:
         self.definition = definition
         self.ref, self.token = claim.ref, claim.token
         self.history = History(claim, runtime.store)
+        self.missing = frozenset(claim.missing)
         self.tasks: set[asyncio.Task[Any]] = set()
         """Tasks of the user's own making that called a step or a wait."""
         self._adopted: set[asyncio.Task[Any]] = set()
@@ -98,6 +91,11 @@ class Execution:
         """The signals that wait for it."""
         return Inbox(self.claim, self.runtime.store)
 
+    @cached_property
+    def ended(self) -> dict[str, Ended]:
+        """Of the runs that it was parked for, those that have ended, by their ids."""
+        return {ended.id: ended for ended in self.claim.ended}
+
     @property
     def waits(self) -> Waits:
         """What it waits for."""
@@ -126,7 +124,8 @@ class Execution:
             settle = await self._attempt(scope)
             self._closing = True
             while self.active and not self.over:  # a failed step does not take its siblings' checkpoints with it
-                await self._until_idle()
+                self._idle = self.runtime.loop.create_future()
+                await self._idle
             if not self.over:
                 self.tap(Point.BEFORE_SETTLE, "")
                 self._speak()
@@ -432,10 +431,6 @@ class Execution:
         if self.cancelling is not None and not self._delivered:
             self._deliver()
             await self.runtime.loop.create_future()
-
-    async def _until_idle(self) -> None:
-        self._idle = self.runtime.loop.create_future()
-        await self._idle
 
     def in_thread(self, scope: Scope, fn: Callable[[], T]) -> asyncio.Future[T]:
         """Runs sync code in a thread that knows the scope."""

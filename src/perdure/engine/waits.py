@@ -148,8 +148,7 @@ async def result_of(
     await execution.live()
     began = execution.now() if saved is None else saved.started_at
     at = saved.at if saved is not None else None if timeout is None else began + timeout
-    ended = next((each for each in execution.claim.ended if each.id == run_id), None)
-    missing = key in execution.claim.missing
+    ended, missing = execution.ended.get(run_id), key in execution.missing
     if ended is None and not missing and (at is None or at > execution.now()):
         if saved is None:
             await _check_group_of(execution, run_id)
