@@ -263,62 +263,79 @@ DECLARE
 BEGIN
     WITH listed AS (
         SELECT
-            e.place,
             s.*,
-            coalesce(s.parent, (SELECT r.id FROM run AS r WHERE r.seq = _makers[e.place])) AS of,
+            nullif(s.group, '') AS grp,
+            nullif(s.session, '') AS seat,
+            coalesce(s.parent, (SELECT r.id FROM run AS r WHERE r.seq = _makers[s.place])) AS of,
             coalesce(s.at, _now + coalesce(s.delay, 0)) AS due
-        FROM jsonb_array_elements(_starts) WITH ORDINALITY AS e (start, place)
-        CROSS JOIN jsonb_to_record(e.start) AS s (
-            id text, workflow text, queue text, input text, priority integer, at bigint, delay bigint, timeout bigint,
-            max_crashes integer, parent text, version text, "group" text, group_limit integer, group_keep boolean,
-            session text, "unique" jsonb, labels jsonb, batch text
+        FROM ROWS FROM (
+            jsonb_to_recordset(_starts) AS (
+                id text, workflow text, queue text, input text, priority integer, at bigint, delay bigint, timeout bigint,
+                max_crashes integer, parent text, version text, "group" text, group_limit integer, group_keep boolean,
+                session text, "unique" jsonb, labels jsonb, batch text
+            )
+        ) WITH ORDINALITY AS s (
+            id, workflow, queue, input, priority, at, delay, timeout, max_crashes, parent, version, "group", group_limit,
+            group_keep, session, "unique", labels, batch, place
         )
     ),
+    -- Groups and sessions are made, and locked, in the order of their names; of a group the first start that makes a run
+    -- brings the limit.
+    counted AS (
+        SELECT
+            l.*,
+            l.grp IS NOT NULL AND NOT _later AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = l.id)
+                AND row_number() OVER (PARTITION BY l.id ORDER BY l.place) = 1 AS joins
+        FROM listed AS l
+    ),
     grouped AS (
-        SELECT g.queue, g.key, group_of(g.queue, g.key, g.most) AS id
-        FROM (
-            SELECT DISTINCT ON (l.queue, l.group) l.queue, l.group AS key, coalesce(l.group_limit, 1) AS most
-            FROM listed AS l
-            WHERE l.group <> '' AND NOT _later AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = l.id)
-                AND NOT EXISTS (SELECT 1 FROM listed AS b WHERE b.id = l.id AND b.place < l.place)
-            ORDER BY l.queue, l.group, l.place
-        ) AS g
+        SELECT
+            c.*,
+            CASE
+                WHEN c.joins AND row_number() OVER (PARTITION BY c.queue, c.grp, c.joins ORDER BY c.place) = 1
+                THEN group_of(c.queue, c.grp, coalesce(c.group_limit, 1))
+            END AS made
+        FROM counted AS c
     ),
     tied AS (
-        SELECT s.queue, s.key, session_of(s.queue, s.key) AS id
-        FROM (
-            SELECT DISTINCT l.queue, l.session AS key FROM listed AS l WHERE l.session <> '' AND NOT _later ORDER BY 1, 2
-        ) AS s
+        SELECT
+            g.*,
+            max(g.made) OVER (PARTITION BY g.queue, g.grp) AS of_group,
+            CASE
+                WHEN g.seat IS NOT NULL AND NOT _later
+                    AND row_number() OVER (PARTITION BY g.queue, g.seat ORDER BY g.place) = 1
+                THEN session_of(g.queue, g.seat)
+            END AS sat
+        FROM grouped AS g
     )
     SELECT
-        array_agg(l.id ORDER BY l.place) AS ids,
+        array_agg(l.id) AS ids,
         lanes_of(
-            array_agg(l.queue ORDER BY l.place), array_agg(l.workflow ORDER BY l.place),
-            array_agg(coalesce(l.version, '') ORDER BY l.place), _later
+            array_agg(l.queue), array_agg(l.workflow), array_agg(coalesce(l.version, '')), _later
         ) AS lanes,
-        array_agg(l.workflow ORDER BY l.place) AS workflows,
-        array_agg(l.input ORDER BY l.place) AS inputs,
-        array_agg(coalesce(l.priority, 0) ORDER BY l.place) AS priorities,
-        array_agg(CASE WHEN l.due > _now THEN l.due END ORDER BY l.place) AS dues,
-        array_agg(greatest(l.due, _now) + l.timeout ORDER BY l.place) AS deadlines,
-        array_agg(coalesce(l.max_crashes, 5) ORDER BY l.place) AS max_crashes,
-        array_agg(l.of ORDER BY l.place) AS parents,
-        array_agg(g.id ORDER BY l.place) AS groups,
-        array_agg(CASE WHEN l.group <> '' THEN coalesce(l.group_limit, 1) END ORDER BY l.place) AS asked,
-        array_agg(CASE WHEN l.group <> '' THEN coalesce(l.group_keep, true) END ORDER BY l.place) AS keeps,
-        array_agg(t.id ORDER BY l.place) AS sessions,
-        array_agg(nullif(l.batch, '') ORDER BY l.place) AS batches,
-        array_agg(l.unique ->> 'key' ORDER BY l.place) AS keys,
-        array_agg(CASE WHEN l.unique ->> 'on_conflict' = 'debounce' THEN true END ORDER BY l.place) AS debounced,
-        array_agg(CASE WHEN l.labels <> '{}' THEN l.labels::text END ORDER BY l.place) AS labels,
-        bool_or(g.id IS NOT NULL) AS any_group,
-        bool_or(t.id IS NOT NULL) AS any_session,
+        array_agg(l.workflow) AS workflows,
+        array_agg(l.input) AS inputs,
+        array_agg(coalesce(l.priority, 0)) AS priorities,
+        array_agg(CASE WHEN l.due > _now THEN l.due END) AS dues,
+        array_agg(greatest(l.due, _now) + l.timeout) AS deadlines,
+        array_agg(coalesce(l.max_crashes, 5)) AS max_crashes,
+        array_agg(l.of) AS parents,
+        array_agg(l.of_group) AS groups,
+        array_agg(CASE WHEN l.grp IS NOT NULL THEN coalesce(l.group_limit, 1) END) AS asked,
+        array_agg(CASE WHEN l.grp IS NOT NULL THEN coalesce(l.group_keep, true) END) AS keeps,
+        array_agg(l.of_session) AS sessions,
+        array_agg(nullif(l.batch, '')) AS batches,
+        array_agg(l.unique ->> 'key') AS keys,
+        array_agg(CASE WHEN l.unique ->> 'on_conflict' = 'debounce' THEN true END) AS debounced,
+        array_agg(CASE WHEN l.labels <> '{}' THEN l.labels::text END) AS labels,
+        bool_or(l.of_group IS NOT NULL) AS any_group,
+        bool_or(l.of_session IS NOT NULL) AS any_session,
         bool_or(l.batch <> '') AS any_batch,
         bool_or(l.labels <> '{}') AS any_label
     INTO _all
-    FROM listed AS l
-    LEFT JOIN grouped AS g ON g.queue = l.queue AND g.key = l.group
-    LEFT JOIN tied AS t ON t.queue = l.queue AND t.key = l.session;
+    FROM (
+        SELECT t.*, max(t.sat) OVER (PARTITION BY t.queue, t.seat) AS of_session FROM tied AS t ORDER BY t.place
+    ) AS l;
     _made := make(
         _now, _all.ids, _all.lanes, _all.inputs, _all.priorities, _all.dues, _all.deadlines, _all.max_crashes,
         _all.parents,
