@@ -236,6 +236,7 @@ DECLARE
     _silent boolean := _save_refs IS NULL AND _end_refs IS NULL AND _move_refs IS NULL AND _tell_refs IS NULL
         AND _fires IS NULL AND NOT _repeated;
     _head record;
+    _due boolean := false;
     _owners bigint[] := ARRAY[0];
     _ready boolean := false;
     _odd boolean := false;
@@ -272,9 +273,9 @@ BEGIN
         (SELECT s.idle_until FROM session AS s WHERE s.idle_until IS NOT NULL ORDER BY s.idle_until LIMIT 1) AS idle,
         EXISTS (SELECT 1 FROM recheck) AS recheck,
         (
-            SELECT s.next_slot FROM schedule AS s WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
+            SELECT s.next_slot FROM schedule AS s WHERE s.next_slot IS NOT NULL AND NOT s.paused
+            ORDER BY s.next_slot LIMIT 1
         ) AS slot,
-        EXISTS (SELECT 1 FROM schedule AS s WHERE s.next_slot <= now AND NOT s.paused) AS due,
         EXISTS (
             SELECT 1 FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL
         ) AS cancelling,
@@ -286,7 +287,8 @@ BEGIN
             ) AS q
             WHERE o.owner = 0 OR w.sessions > 0
         ) AS ready,
-        (SELECT string_agg(DISTINCT left(l.topic, 1), '') FROM listener AS l WHERE l.until > clock_ms()) AS listeners
+        (SELECT bool_or(l.topic = 'ended') FROM listener AS l WHERE l.until > clock_ms()) AS for_ends,
+        (SELECT bool_or(l.topic = 'status') FROM listener AS l WHERE l.until > clock_ms()) AS for_status
     INTO _head
     FROM worker AS w CROSS JOIN topology AS t WHERE w.id = _worker;
     IF NOT FOUND THEN
@@ -298,6 +300,12 @@ BEGIN
     END IF;
     IF _head.sessions > 0 THEN
         _owners := ARRAY[0, _worker, -1];
+    END IF;
+    IF _head.slot <= now THEN
+        _due := true;
+        SELECT (
+            SELECT s.next_slot FROM schedule AS s WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
+        ) INTO _head.slot;
     END IF;
     _more := _head.ready;
     topology := _head.topology;
@@ -452,14 +460,16 @@ BEGIN
         FROM removed AS r;
         _odd := _odd OR _kept.runs < cardinality(_end_refs);
         IF _kept.runs > 0 THEN
-            IF EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run') OR _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL THEN
+            IF _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL
+                OR EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run')
+            THEN
                 _ready := follow(now, _kept.seqs, _kept.ties, _kept.groups, _kept.sessions) OR _ready;
             END IF;
             _ready := _ready OR _head.limited;
             IF _kept.ties & 1 <> 0 THEN
                 PERFORM tell_work(true);  -- A parent may be running, and watch for this.
             END IF;
-            IF _head.listeners LIKE '%e%' THEN
+            IF _head.for_ends THEN
                 PERFORM pg_notify(channel(), 'e');
             END IF;
         END IF;
@@ -608,28 +618,32 @@ BEGIN
             ))
         INTO next_at, more;
     END IF;
-    IF _head.due THEN
+    IF _due THEN
         due := due(now, 10, _skips);
     END IF;
     IF _strict THEN
         more := more OR _outlook.more;
         next_at := least(next_at, _outlook.opens_at);
     END IF;
-    IF _head.listeners LIKE '%s%' AND (
+    IF _head.for_status AND (
         _ready OR tokens IS NOT NULL OR _end_refs IS NOT NULL OR _move_refs IS NOT NULL OR _tell_refs IS NOT NULL
     ) THEN
         PERFORM pg_notify(channel(), 's');
     END IF;
-    IF (_ready AND EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL))
-        OR next_at < coalesce(least(_head.timer, _head.deadline), 9223372036854775807)
-    THEN
+    IF next_at < coalesce(least(_head.timer, _head.deadline), 9223372036854775807) THEN
         PERFORM tell_work();
+    ELSIF _ready THEN
+        IF EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL) THEN
+            PERFORM tell_work();
+        END IF;
     END IF;
     -- Workers set their clocks by this: nothing that they are given began later.
     now := coalesce(_clock, clock_ms());
     -- What somebody else had in hand. Nobody is told of it: all would tell each other, as long as it is there.
-    IF NOT (_silent OR _brief) AND EXISTS (SELECT 1 FROM recheck) THEN
-        next_at := least(next_at, now + 50);
+    IF NOT (_silent OR _brief) THEN
+        IF EXISTS (SELECT 1 FROM recheck) THEN
+            next_at := least(next_at, now + 50);
+        END IF;
     END IF;
 END $$;
 
