@@ -19,7 +19,7 @@ from perdure.engine.interrupts import is_ctrl_c
 from perdure.engine.order import Order
 from perdure.engine.parking import Waits
 from perdure.engine.points import Point
-from perdure.engine.scope import Scope, enter
+from perdure.engine.scope import Scope, enter, leave
 from perdure.engine.tasks import unwind
 from perdure.engine.turns import NEW, Turns
 from perdure.errors import (
@@ -99,8 +99,9 @@ class Execution:
         """How many steps, reads and checkpoints are in flight: what is no mere wait."""
         self._steps: set[str] = set()
         self.order = Order()
-        self.waits = Waits(self)
-        self._turns = Turns(runtime.loop, lambda: self.active > 1)
+        # Made when they are needed: they know the execution, so one that has them is left to the garbage collector.
+        self._waits: Waits | None = None
+        self._turns: Turns | None = None
         self._idle: asyncio.Future[None] | None = None
         self._names: set[str] = set()
         self._deadline: Alarm | None = None
@@ -211,10 +212,13 @@ class Execution:
     def _close(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+            self._deadline = None
         for task in self.tasks:
             task.cancel()
-        self.waits.end()
+        if self._waits is not None:
+            self._waits.end()
         self.runtime.finished(self)
+        leave()
 
     # --- what others ask of it
 
@@ -261,7 +265,8 @@ class Execution:
         if self.over:
             return
         self.over = True
-        self.waits.end()
+        if self._waits is not None:
+            self._waits.end()
         self.runtime.finished(self)
         if asyncio.current_task() in self.all_tasks():
             self.runtime.loop.call_soon(self._unwind)  # code that runs just now can't be closed
@@ -360,7 +365,7 @@ class Execution:
         decide as they did before."""
         self._busy()
         try:
-            await self._turns.take(when, position)
+            await self._take_turn(when, position)
         finally:
             self._done()
         await self.check()
@@ -383,8 +388,13 @@ class Execution:
     async def completed(self) -> None:
         """A checkpoint that completes is durable: lets the code that waits for it go on, in its turn."""
         self.progressed = True
-        if self.active > 1 or self._turns.going:
-            await self._turns.take(self.now(), NEW)
+        if self.active > 1 or (self._turns is not None and self._turns.going):
+            await self._take_turn(self.now(), NEW)
+
+    async def _take_turn(self, when: Millis, position: int) -> None:
+        if self._turns is None:
+            self._turns = Turns(self.runtime.loop, lambda: self.active > 1)
+        await self._turns.take(when, position)
 
     def tell(self, status: Json) -> None:
         """Tells of the run's progress. While the code replays nothing is said but the last word, once it is past."""
@@ -410,7 +420,8 @@ class Execution:
         if self.active == 0:
             if self._idle is not None and not self._idle.done():
                 self._idle.set_result(None)
-            self.waits.consider_parking()
+            if self._waits is not None:
+                self._waits.consider_parking()
 
     @contextmanager
     def in_flight(self, step: str = "") -> Generator[None]:
@@ -433,7 +444,7 @@ class Execution:
     def blocked(self) -> bool:
         """Whether nothing of it can go on before something that it waits for comes true, though it can't be parked:
         a step waits itself, or the run cleans up while it is being cancelled."""
-        keys = self.waits.keys
+        keys = [] if self._waits is None else self._waits.keys
         if not keys:
             return False
         if not self.active:
@@ -493,14 +504,17 @@ class Execution:
         """Waits until the condition is true, or (None) its time is over. The run may be parked meanwhile."""
         await self.live()
         self.runtime.stirred()
-        seen = await self.waits.wait(wait)
+        if self._waits is None:
+            self._waits = Waits(self)
+        seen = await self._waits.wait(wait)
         await self.check()
         self.progressed = True
         return seen
 
     def saw(self, seen: Seen) -> None:
         """A watched wait is true."""
-        self.waits.saw(seen)
+        if self._waits is not None:
+            self._waits.saw(seen)
 
     def park(self, waits: list[Wait]) -> None:
         """Puts the run away until the store finds one of these true."""

@@ -82,6 +82,11 @@ def enter(scope: Scope) -> None:
     _scope.set(scope)
 
 
+def leave() -> None:
+    """Ends the scope of the current task or thread, so that what is over is not kept by the task that it knows."""
+    _scope.set(None)
+
+
 def scope_here() -> Scope | None:
     """The scope of the calling code; None outside of a run."""
     scope = _scope.get()
