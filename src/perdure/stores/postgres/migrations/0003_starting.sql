@@ -284,7 +284,8 @@ BEGIN
     counted AS (
         SELECT
             l.*,
-            l.grp IS NOT NULL AND NOT _later AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = l.id)
+            -- Said in this way, so that not all ids there are are read to be looked up.
+            l.grp IS NOT NULL AND NOT _later AND (SELECT r.seq FROM run AS r WHERE r.id = l.id) IS NULL
                 AND row_number() OVER (PARTITION BY l.id ORDER BY l.place) = 1 AS joins
         FROM listed AS l
     ),
