@@ -4,6 +4,11 @@
 
 BEGIN;
 
+-- Whether a run that is looked up is running. Said in this way, so that live_owned is not taken for it, and walked from
+-- end to end.
+CREATE FUNCTION is_running(_state text) RETURNS boolean LANGUAGE sql IMMUTABLE AS
+$$ SELECT _state NOT IN ('queued', 'scheduled', 'waiting') $$;
+
 -- Of claims that are named, those that own their run no more, unless this exchange settles what was settled by it before.
 CREATE FUNCTION refused(_refs bigint[], _tokens bigint[], _settling bigint[]) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     SELECT array_agg(DISTINCT e.token)
@@ -11,7 +16,7 @@ CREATE FUNCTION refused(_refs bigint[], _tokens bigint[], _settling bigint[]) RE
     LEFT JOIN live AS l ON l.seq = e.ref
     LEFT JOIN ended AS d ON d.seq = e.ref
     WHERE e.token IS NOT NULL
-        AND (l.state = 'running' AND l.token = e.token) IS NOT TRUE
+        AND (is_running(l.state) AND l.token = e.token) IS NOT TRUE
         AND (coalesce(l.settled, d.settled) = e.token AND e.token = ANY (_settling)) IS NOT TRUE
 $$;
 
@@ -36,7 +41,7 @@ BEGIN
             CASE WHEN l.cancelling IS NOT NULL THEN 'release' ELSE e.asked END AS to,
             l.slot AS slot_before, l.started_at AS begun
         FROM unnest(_refs, _tokens, _tos, _bodies, _delays, _ats) AS e (ref, token, asked, body, delay, at)
-        JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND l.state = 'running'
+        JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
     ),
     changed AS (
         UPDATE live AS l SET
@@ -150,7 +155,7 @@ CREATE FUNCTION seen(_now bigint, _watches jsonb) RETURNS text LANGUAGE sql STAB
         'missing', w.what = 'run' AND t.seq IS NULL
     ))::text
     FROM jsonb_to_recordset(_watches) AS w (ref bigint, token bigint, key text, what text, target text, at bigint)
-    JOIN live AS l ON l.seq = w.ref AND l.token = w.token AND l.state = 'running'
+    JOIN live AS l ON l.seq = w.ref AND l.token = w.token AND is_running(l.state)
     LEFT JOIN LATERAL (
         SELECT m.position, m.name, m.body FROM signal AS m
         WHERE w.what = 'signal' AND m.run = w.ref AND m.name = w.target AND m.body IS NOT NULL
@@ -343,7 +348,7 @@ BEGIN
                 FROM jsonb_array_elements(_save_starts) WITH ORDINALITY AS s (start, number)
                 JOIN unnest(_save_starting) WITH ORDINALITY AS p (place, number) USING (number)
                 JOIN live AS l
-                    ON l.seq = _save_refs[p.place] AND l.token = _save_tokens[p.place] AND l.state = 'running'
+                    ON l.seq = _save_refs[p.place] AND l.token = _save_tokens[p.place] AND is_running(l.state)
             ) AS e;
             IF _kept.starts IS NOT NULL THEN
                 SELECT s.* INTO _started FROM start_children(now, _kept.starts, _kept.makers) AS s;
@@ -377,7 +382,7 @@ BEGIN
                 _save_refs, _save_tokens, _save_keys, _save_kinds, _save_outcomes, _save_bodies, _save_attempts,
                 _save_digests, _save_ats, _save_begun
             ) WITH ORDINALITY AS e (ref, token, key, kind, outcome, body, attempts, digest, at, begun, place)
-            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND l.state = 'running'
+            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
         ),
         latest AS (
             -- Of several words about one checkpoint the last one.
@@ -403,7 +408,7 @@ BEGIN
         IF _save_consumes IS NOT NULL THEN
             UPDATE signal AS s SET taken = s.body, taken_by = e.key, body = NULL
             FROM unnest(_save_refs, _save_tokens, _save_consumes, _save_keys) AS e (ref, token, position, key)
-            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND l.state = 'running'
+            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
             WHERE s.run = e.ref AND s.position = e.position AND s.body IS NOT NULL;
         END IF;
     END IF;
@@ -416,7 +421,7 @@ BEGIN
     IF _tell_refs IS NOT NULL THEN
         INSERT INTO status AS s (run, body)
         SELECT e.ref, e.status FROM unnest(_tell_refs, _tell_tokens, _tells) AS e (ref, token, status)
-        JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND l.state = 'running'
+        JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
         ON CONFLICT (run) DO UPDATE SET body = excluded.body;
         GET DIAGNOSTICS _count = ROW_COUNT;
         _odd := _odd OR _count < cardinality(_tell_refs);
@@ -427,7 +432,7 @@ BEGIN
             DELETE FROM live AS l
             USING unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
                 AS e (ref, token, state, body, cause, number)
-            WHERE l.seq = e.ref AND l.token = e.token AND l.state = 'running'
+            WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state)
             RETURNING
                 l.seq, l.place, l.token, l.started_at, l.deadline, l.lane, l.attempt, l.crashes, l.ties, l.grp, l.session,
                 l.slot, e.state, e.body, e.cause, e.number
