@@ -43,9 +43,9 @@ BEGIN
 END $$;
 
 -- Makes runs in the order of the arrays; an id that exists is left alone. Returns the numbers of those that were made,
--- NULL for the others. All arrays but the first eight may be NULL. `_behind` makes runs that wait. Ids are locked in
--- their order by the unique index of run. `_later` is for transactions of applications, which may be long: counting is
--- left to the workers.
+-- NULL for the others. All arrays but the first eight may be NULL, and those of priorities (then 0) and of crashes (5).
+-- `_behind` makes runs that wait. Ids are locked in their order by the unique index of run. `_later` is for transactions
+-- of applications, which may be long: counting is left to the workers.
 CREATE FUNCTION make(
     _now bigint, _ids text[], _lanes integer[], _inputs text[], _priorities integer[], _dues bigint[],
     _deadlines bigint[], _max_crashes integer[], _parents text[], _groups integer[], _keeps boolean[],
@@ -65,7 +65,7 @@ BEGIN
             unique_key, input
         )
         SELECT
-            e.seq, e.id, e.lane, e.priority, e.max_crashes, _now,
+            e.seq, e.id, e.lane, coalesce(e.priority, 0), coalesce(e.max_crashes, 5), _now,
             (e.parent IS NOT NULL)::integer + (e.batch IS NOT NULL)::integer * 2 + (e.unique_key IS NOT NULL)::integer * 4
             + (e.labels IS NOT NULL)::integer * 8,
             e.grp, e.session, e.keep, e.debounced, e.parent, e.batch, e.unique_key, e.input
@@ -102,7 +102,7 @@ BEGIN
         CASE WHEN NOT _behind THEN e.due END,
         e.deadline,
         CASE WHEN e.session IS NULL THEN 0 ELSE -1 END,
-        e.lane, e.priority, e.max_crashes,
+        e.lane, coalesce(e.priority, 0), coalesce(e.max_crashes, 5),
         (e.parent IS NOT NULL)::integer + (e.batch IS NOT NULL)::integer * 2 + (e.unique_key IS NOT NULL)::integer * 4
         + (e.labels IS NOT NULL)::integer * 8,
         e.grp, e.session,
@@ -181,7 +181,7 @@ CREATE FUNCTION compare(
 $$;
 
 -- Makes plain runs: of one priority and patience, without group, session, key, batch or labels. This is the way in of
--- bulk starts. `_places` tells for each run which of the lanes is its.
+-- bulk starts. `_places` tells for each run which of the lanes is its; NULL for the first one.
 CREATE FUNCTION enqueue(
     _clock bigint, _ids text[], _inputs text[], _places integer[], _queues text[], _workflows text[],
     _versions text[], _priorities integer[], _ats bigint[], _delays bigint[], _timeouts bigint[],
@@ -197,6 +197,9 @@ DECLARE
     _deadlines bigint[];
     _made bigint[];
 BEGIN
+    IF _places IS NULL THEN
+        _places := array_fill(1, ARRAY[_number]);
+    END IF;
     IF cardinality(_named) = 1 THEN
         _lanes := array_fill(_named[1], ARRAY[_number]);
     ELSE

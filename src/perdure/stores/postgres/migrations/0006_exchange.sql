@@ -377,7 +377,9 @@ BEGIN
             END IF;
         END IF;
         WITH named AS MATERIALIZED (
-            SELECT e.*, l.crashes
+            SELECT
+                e.ref, e.token, e.key, coalesce(e.kind, 'step') AS kind, coalesce(e.outcome, 'ok') AS outcome, e.body,
+                coalesce(e.attempts, 1) AS attempts, e.digest, e.at, e.begun, e.place, l.crashes
             FROM unnest(
                 _save_refs, _save_tokens, _save_keys, _save_kinds, _save_outcomes, _save_bodies, _save_attempts,
                 _save_digests, _save_ats, _save_begun
@@ -435,7 +437,7 @@ BEGIN
             WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state)
             RETURNING
                 l.seq, l.place, l.token, l.started_at, l.deadline, l.lane, l.attempt, l.crashes, l.ties, l.grp, l.session,
-                l.slot, e.state, e.body, e.cause, e.number
+                l.slot, coalesce(e.state, 'succeeded') AS state, e.body, e.cause, e.number
         ),
         kept AS (
             INSERT INTO ended (
