@@ -17,7 +17,9 @@ from perdure.model import (
     Arrived,
     Checkpoint,
     Ended,
+    Kind,
     Millis,
+    Outcome,
     deadline_exceeded,
 )
 from perdure.stores.base import (
@@ -34,7 +36,7 @@ from perdure.stores.base import (
     Settle,
     To,
 )
-from perdure.stores.postgres.session import Session, encode, parse
+from perdure.stores.postgres.session import Session, encode, parse, unless_all
 from perdure.stores.postgres.starts import check
 from perdure.stores.shared.schedules import read_schedules
 
@@ -231,19 +233,18 @@ def _saves(saves: Sequence[Save]) -> list[Any]:
     checkpoints = [save.checkpoint for save in saves]
     check([save.starts for save in saves if save.starts is not None])
     starting = [(place, save.starts) for place, save in enumerate(saves, 1) if save.starts is not None]
-    consumes = [save.consumes for save in saves]
     return [
         [save.ref for save in saves],
         [save.token for save in saves],
         [kept.key for kept in checkpoints],
-        [kept.kind for kept in checkpoints],
-        [kept.outcome for kept in checkpoints],
+        unless_all(Kind.STEP, [kept.kind for kept in checkpoints]),
+        unless_all(Outcome.OK, [kept.outcome for kept in checkpoints]),
         [kept.body for kept in checkpoints],
-        [kept.attempts for kept in checkpoints],
+        unless_all(1, [kept.attempts for kept in checkpoints]),
         [kept.digest for kept in checkpoints],
-        [kept.at for kept in checkpoints],
+        unless_all(None, [kept.at for kept in checkpoints]),
         [kept.started_at for kept in checkpoints],
-        consumes if any(consume is not None for consume in consumes) else None,
+        unless_all(None, [save.consumes for save in saves]),
         encode([start for _, start in starting]) if starting else None,
         [place for place, _ in starting] if starting else None,
     ]
@@ -266,9 +267,9 @@ def _ends(ends: Sequence[Settle]) -> list[Any]:
     return [
         [settle.ref for settle in ends],
         [settle.token for settle in ends],
-        [settle.to for settle in ends],
+        unless_all(To.SUCCEEDED, [settle.to for settle in ends]),
         [settle.body for settle in ends],
-        [(settle.cause or None) if settle.to is To.FAILED else None for settle in ends],
+        unless_all(None, [(settle.cause or None) if settle.to is To.FAILED else None for settle in ends]),
     ]
 
 

@@ -66,3 +66,8 @@ def parse(decoder: msgspec.json.Decoder[list[T]], text: str | None) -> list[T]:
 def encode(value: object) -> str:
     """JSON for a parameter."""
     return msgspec.json.encode(value).decode()
+
+
+def unless_all(usual: object, values: list[Any]) -> list[Any] | None:
+    """An array for a parameter; None, which costs nothing, when all of it is what the statement takes then."""
+    return None if values.count(usual) == len(values) else values

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from perdure.errors import InvalidInput
 from perdure.model import Start, Started
-from perdure.stores.postgres.session import Session, encode
+from perdure.stores.postgres.session import Session, encode, unless_all
 
 _BATCH = 1000
 """The most plain runs of one call: more would hold up others for no gain."""
@@ -70,19 +70,14 @@ def _columns(starts: Sequence[Start]) -> list[object]:
     return [
         [s.id for s in starts],
         [s.input for s in starts],
-        places,
+        unless_all(1, places),
         [queue for queue, _, _ in lanes],
         [workflow for _, workflow, _ in lanes],
         [version for _, _, version in lanes],
-        [s.priority for s in starts],
-        _or_none(ats),
-        _or_none(delays),
-        _or_none(timeouts),
-        [s.max_crashes for s in starts],
-        _or_none(parents),
+        unless_all(0, [s.priority for s in starts]),
+        unless_all(None, ats),
+        unless_all(None, delays),
+        unless_all(None, timeouts),
+        unless_all(5, [s.max_crashes for s in starts]),
+        unless_all(None, parents),
     ]
-
-
-def _or_none(values: list[Any]) -> list[Any] | None:
-    """Nothing, for an array of nothings."""
-    return None if values.count(None) == len(values) else values

@@ -5,8 +5,8 @@
 
 BEGIN;
 
--- The store's clock, in milliseconds.
-CREATE FUNCTION clock_ms() RETURNS bigint LANGUAGE sql STABLE AS
+-- The store's clock, in milliseconds. As volatile as what it reads, else it would be called instead of being put in place.
+CREATE FUNCTION clock_ms() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
 
 -- The shard of tallies that this connection writes.
@@ -101,135 +101,162 @@ END $$;
 -- live_holder and live_line, of the line no more than is let through. Of the runs that join just now those that need not
 -- wait in the line are in the order of their lanes where they were made; what comes from the line goes behind all others:
 -- so groups take turns. `_set` says that a limit or a pause was set: a pause sends back into the line what has not begun, and
--- what comes back later keeps its slot.
+-- what comes back later keeps its slot. All groups are looked at by the same statements.
 CREATE FUNCTION admit(
     _now bigint, _groups integer[], _joined bigint[] DEFAULT NULL, _set boolean DEFAULT false
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    _group record;
-    _id integer;
+    _open integer[];
     _held record;
+    _again integer[];
+    _seated integer[];
     _sessions integer[];
 BEGIN
-    FOR _id IN SELECT DISTINCT e FROM unnest(_groups) AS e WHERE e IS NOT NULL LOOP
-        SELECT g.most, g.paused INTO _group FROM grp AS g WHERE g.id = _id FOR NO KEY UPDATE SKIP LOCKED;
-        IF NOT FOUND THEN
-            INSERT INTO recheck (grp) SELECT g.id FROM grp AS g WHERE g.id = _id;
-            IF FOUND THEN
-                PERFORM pg_notify(channel(), 'w');
-            END IF;
-            CONTINUE;
+    SELECT array_agg(g.id) AS free, count(g.id) < (SELECT count(DISTINCT e) FROM unnest(_groups) AS e) AS busy INTO _held
+    FROM (SELECT g.id FROM grp AS g WHERE g.id = ANY (_groups) FOR NO KEY UPDATE SKIP LOCKED) AS g;
+    _open := _held.free;
+    IF _held.busy THEN
+        INSERT INTO recheck (grp)
+        SELECT g.id FROM grp AS g WHERE g.id = ANY (_groups) AND g.id NOT IN (SELECT unnest(_open));
+        IF FOUND THEN
+            PERFORM pg_notify(channel(), 'w');
         END IF;
-        LOOP
-            -- Whose slots are beyond dispute: how many of them run, how many want to go on. Counted as of the same moment at
-            -- which the others are ranked, else one that is claimed in between would be neither.
-            WITH holders AS MATERIALIZED (
-                SELECT
-                    l.seq, l.priority, l.slot, l.place, l.state, l.held, l.session,
-                    l.state = 'running' OR (l.started_at IS NOT NULL AND l.keep) AS keeps
-                FROM live AS l
-                WHERE l.grp = _id AND l.slot = 1
-            ),
-            counted AS MATERIALIZED (
-                SELECT
-                    count(*) FILTER (WHERE h.keeps AND h.state = 'queued') AS woken,
-                    bool_or(h.keeps AND h.session IS NOT NULL) AS sessions,
-                    CASE
-                        WHEN _group.paused THEN 0 ELSE greatest(0, _group.most - count(*) FILTER (WHERE h.keeps))
-                    END AS free
-                FROM holders AS h
-            ),
-            first AS (
-                (
-                    SELECT h.seq, h.priority, h.slot, h.place, h.held FROM holders AS h WHERE NOT h.keeps
-                )
-                UNION ALL
-                (
-                    SELECT l.seq, l.priority, l.slot, l.place, l.held FROM live AS l
-                    WHERE l.grp = _id AND l.slot = 2
-                    ORDER BY l.priority, l.seq LIMIT (SELECT c.free FROM counted AS c)
-                )
-            ),
-            ranked AS (
-                SELECT f.*, row_number() OVER (ORDER BY f.priority, f.seq) <= c.free AS has
-                FROM first AS f CROSS JOIN counted AS c
-            ),
-            wanted AS MATERIALIZED (
-                SELECT r.* FROM ranked AS r
-                WHERE CASE
-                    WHEN r.has THEN r.slot = 2 OR r.held = 'paused' ELSE r.slot = 1 AND (_set OR NOT _group.paused)
-                END
-                ORDER BY r.priority, r.seq
-            ),
-            changed AS (
-                UPDATE live AS l SET
-                    slot = CASE WHEN w.has THEN 1 ELSE 2 END,
-                    state = 'queued',
-                    wake_at = NULL,
-                    held = CASE WHEN NOT w.has THEN 'group' WHEN l.session IS NOT NULL THEN 'session' END,
-                    seat = CASE WHEN l.session IS NULL THEN NULL WHEN w.has THEN 2 ELSE 0 END,
-                    place = coalesce(
-                        l.place,
-                        CASE WHEN NOT w.has THEN NULL WHEN l.seq = ANY (_joined) THEN l.seq ELSE nextval('place') END
+    END IF;
+    WHILE _open IS NOT NULL LOOP
+        -- Whose slots are beyond dispute: how many of them run, how many want to go on. Counted as of the same moment at
+        -- which the others are ranked, else one that is claimed in between would be neither.
+        WITH looked AS MATERIALIZED (
+            SELECT g.id, g.paused, w.*
+            FROM grp AS g
+            CROSS JOIN LATERAL (
+                WITH holders AS MATERIALIZED (
+                    SELECT
+                        l.seq, l.priority, l.slot, l.place, l.state, l.held, l.session,
+                        l.state = 'running' OR (l.started_at IS NOT NULL AND l.keep) AS keeps
+                    FROM live AS l
+                    WHERE l.grp = g.id AND l.slot = 1
+                ),
+                counted AS MATERIALIZED (
+                    SELECT
+                        count(*) FILTER (WHERE h.keeps AND h.state = 'queued') AS woken,
+                        coalesce(bool_or(h.keeps AND h.session IS NOT NULL), false) AS seated,
+                        CASE
+                            WHEN g.paused THEN 0 ELSE greatest(0, g.most - count(*) FILTER (WHERE h.keeps))
+                        END AS free
+                    FROM holders AS h
+                ),
+                first AS (
+                    (
+                        SELECT h.seq, h.priority, h.slot, h.place, h.held FROM holders AS h WHERE NOT h.keeps
                     )
-                FROM wanted AS w
-                WHERE l.seq = w.seq AND l.slot = w.slot
-                    AND (l.slot = 2 OR (l.state <> 'running' AND (l.started_at IS NULL OR NOT l.keep)))
-                RETURNING l.session, w.has AND w.place IS NOT NULL AS back
-            )
+                    UNION ALL
+                    (
+                        SELECT l.seq, l.priority, l.slot, l.place, l.held FROM live AS l
+                        WHERE l.grp = g.id AND l.slot = 2
+                        ORDER BY l.priority, l.seq LIMIT (SELECT c.free FROM counted AS c)
+                    )
+                ),
+                ranked AS (
+                    SELECT f.*, row_number() OVER (ORDER BY f.priority, f.seq) AS rank FROM first AS f
+                )
+                SELECT c.woken, c.seated, r.seq, r.slot, r.place, r.rank, r.rank <= c.free AS has
+                FROM counted AS c
+                LEFT JOIN ranked AS r ON CASE
+                    WHEN r.rank <= c.free THEN r.slot = 2 OR r.held = 'paused'
+                    ELSE r.slot = 1 AND (_set OR NOT g.paused)
+                END
+            ) AS w
+            WHERE g.id = ANY (_open)
+        ),
+        changed AS (
+            UPDATE live AS l SET
+                slot = CASE WHEN w.has THEN 1 ELSE 2 END,
+                state = 'queued',
+                wake_at = NULL,
+                held = CASE WHEN NOT w.has THEN 'group' WHEN l.session IS NOT NULL THEN 'session' END,
+                seat = CASE WHEN l.session IS NULL THEN NULL WHEN w.has THEN 2 ELSE 0 END,
+                place = coalesce(
+                    l.place,
+                    CASE WHEN NOT w.has THEN NULL WHEN l.seq IN (SELECT unnest(_joined)) THEN l.seq ELSE nextval('place') END
+                )
+            FROM (SELECT * FROM looked WHERE seq IS NOT NULL ORDER BY rank, id) AS w
+            WHERE l.seq = w.seq AND l.slot = w.slot
+                AND (l.slot = 2 OR (l.state <> 'running' AND (l.started_at IS NULL OR NOT l.keep)))
+            RETURNING w.id, l.session, w.has AND w.place IS NOT NULL AS back
+        )
+        SELECT
+            array_agg(x.id) FILTER (WHERE x.skipped) AS skipped,
+            array_agg(x.id) FILTER (WHERE NOT x.skipped AND x.more) AS more,
+            array_agg(x.id) FILTER (WHERE x.more AND x.seated) AS seated,
+            bool_or(x.back OR x.woken > 0) AS back,
+            (SELECT array_agg(c.session) FROM changed AS c WHERE c.session IS NOT NULL) AS sessions
+        INTO _held
+        FROM (
             SELECT
-                c.woken, c.sessions, x.seated, x.back,
-                x.runs <> (SELECT count(*) FROM wanted) AS skipped
-            INTO _held
-            FROM counted AS c
-            CROSS JOIN (
-                SELECT
-                    count(*) AS runs, array_agg(x.session) FILTER (WHERE x.session IS NOT NULL) AS seated,
-                    bool_or(x.back) AS back
-                FROM changed AS x
-            ) AS x;
-            _sessions := _sessions || _held.seated;
-            IF _held.back OR _held.woken > 0 THEN
-                PERFORM nextval('rewind');
-            END IF;
-            -- What was claimed meanwhile keeps its slot. Another one may just have been given that: nobody has seen it yet,
-            -- so the next round sends it back into the line. Each round follows a change that somebody else committed.
-            CONTINUE WHEN _held.skipped;
-            EXIT WHEN _held.woken = 0 AND NOT _group.paused;
-            WITH woken AS MATERIALIZED (
+                e.id, sum(e.runs) <> 0 AS skipped, max(e.woken) > 0 OR bool_or(e.paused) AS more, bool_or(e.seated) AS seated,
+                max(e.woken) AS woken, bool_or(e.back) AS back
+            FROM (
+                SELECT k.id, k.paused, k.woken, k.seated, (k.seq IS NOT NULL)::integer AS runs, false AS back
+                FROM looked AS k
+                UNION ALL
+                SELECT c.id, false, 0, false, -1, c.back FROM changed AS c
+            ) AS e
+            GROUP BY e.id
+        ) AS x;
+        _sessions := _sessions || _held.sessions;
+        _seated := _seated || _held.seated;
+        IF _held.back THEN
+            PERFORM nextval('rewind');
+        END IF;
+        -- What was claimed meanwhile keeps its slot. Another one may just have been given that: nobody has seen it yet,
+        -- so the next round sends it back into the line. Each round follows a change that somebody else committed.
+        _open := _held.skipped;
+        CONTINUE WHEN _held.more IS NULL;
+        WITH woken AS MATERIALIZED (
+            SELECT g.id, w.*
+            FROM grp AS g
+            CROSS JOIN LATERAL (
                 SELECT
                     l.seq, l.held AS was,
                     CASE
-                        WHEN _group.paused THEN 'paused'
-                        WHEN row_number() OVER (ORDER BY l.priority, l.seq) > _group.most - (
-                            SELECT count(*) FROM live AS r WHERE r.grp = _id AND r.slot = 1 AND r.state = 'running'
+                        WHEN g.paused THEN 'paused'
+                        WHEN row_number() OVER (ORDER BY l.priority, l.seq) > g.most - (
+                            SELECT count(*) FROM live AS r WHERE r.grp = g.id AND r.slot = 1 AND r.state = 'running'
                         ) THEN 'group'
                         WHEN l.session IS NULL THEN NULL
                         WHEN l.held IS NULL OR l.held = 'session' THEN l.held
                         ELSE 'session'
                     END AS held
                 FROM live AS l
-                WHERE l.grp = _id AND l.slot = 1 AND l.state = 'queued'
-                    AND (_group.paused OR (l.started_at IS NOT NULL AND l.keep))
-            ),
-            changed AS (
-                UPDATE live AS l SET
-                    held = w.held,
-                    seat = CASE WHEN l.session IS NULL THEN NULL WHEN w.held IN ('paused', 'group') THEN 0 ELSE 2 END
-                FROM woken AS w
-                WHERE l.seq = w.seq AND w.was IS DISTINCT FROM w.held AND l.slot = 1 AND l.state = 'queued'
-                RETURNING l.seq
-            )
-            SELECT (SELECT count(*) FROM woken AS w WHERE w.was IS DISTINCT FROM w.held) <> (SELECT count(*) FROM changed)
-            INTO _held.skipped;
-            EXIT WHEN NOT _held.skipped;
-        END LOOP;
-        IF _held.sessions AND (_held.woken > 0 OR _group.paused) THEN
-            _sessions := _sessions || ARRAY(
-                SELECT l.session FROM live AS l WHERE l.grp = _id AND l.slot = 1 AND l.session IS NOT NULL
-            );
-        END IF;
+                WHERE l.grp = g.id AND l.slot = 1 AND l.state = 'queued'
+                    AND (g.paused OR (l.started_at IS NOT NULL AND l.keep))
+            ) AS w
+            WHERE g.id = ANY (_held.more)
+        ),
+        changed AS (
+            UPDATE live AS l SET
+                held = w.held,
+                seat = CASE WHEN l.session IS NULL THEN NULL WHEN w.held IN ('paused', 'group') THEN 0 ELSE 2 END
+            FROM woken AS w
+            WHERE l.seq = w.seq AND w.was IS DISTINCT FROM w.held AND l.slot = 1 AND l.state = 'queued'
+            RETURNING w.id
+        )
+        SELECT array_agg(x.id) INTO _again
+        FROM (
+            SELECT e.id FROM (
+                SELECT w.id, 1 AS runs FROM woken AS w WHERE w.was IS DISTINCT FROM w.held
+                UNION ALL
+                SELECT c.id, -1 FROM changed AS c
+            ) AS e
+            GROUP BY e.id HAVING sum(e.runs) <> 0
+        ) AS x;
+        _open := _open || _again;
     END LOOP;
+    IF _seated IS NOT NULL THEN
+        _sessions := _sessions || ARRAY(
+            SELECT l.session FROM live AS l WHERE l.grp = ANY (_seated) AND l.slot = 1 AND l.session IS NOT NULL
+        );
+    END IF;
     IF _sessions IS NOT NULL THEN
         PERFORM reseat(_now, _sessions);
     END IF;

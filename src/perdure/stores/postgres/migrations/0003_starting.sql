@@ -43,9 +43,9 @@ BEGIN
 END $$;
 
 -- Makes runs in the order of the arrays; an id that exists is left alone. Returns the numbers of those that were made,
--- NULL for the others. All arrays but the first eight may be NULL. `_behind` makes runs that wait. Ids are locked in
--- their order by the unique index of run. `_later` is for transactions of applications, which may be long: counting is
--- left to the workers.
+-- NULL for the others. All arrays but the first eight may be NULL, and those of priorities (then 0) and of crashes (5).
+-- `_behind` makes runs that wait. Ids are locked in their order by the unique index of run. `_later` is for transactions
+-- of applications, which may be long: counting is left to the workers.
 CREATE FUNCTION make(
     _now bigint, _ids text[], _lanes integer[], _inputs text[], _priorities integer[], _dues bigint[],
     _deadlines bigint[], _max_crashes integer[], _parents text[], _groups integer[], _keeps boolean[],
@@ -65,7 +65,7 @@ BEGIN
             unique_key, input
         )
         SELECT
-            e.seq, e.id, e.lane, e.priority, e.max_crashes, _now,
+            e.seq, e.id, e.lane, coalesce(e.priority, 0), coalesce(e.max_crashes, 5), _now,
             (e.parent IS NOT NULL)::integer + (e.batch IS NOT NULL)::integer * 2 + (e.unique_key IS NOT NULL)::integer * 4
             + (e.labels IS NOT NULL)::integer * 8,
             e.grp, e.session, e.keep, e.debounced, e.parent, e.batch, e.unique_key, e.input
@@ -102,7 +102,7 @@ BEGIN
         CASE WHEN NOT _behind THEN e.due END,
         e.deadline,
         CASE WHEN e.session IS NULL THEN 0 ELSE -1 END,
-        e.lane, e.priority, e.max_crashes,
+        e.lane, coalesce(e.priority, 0), coalesce(e.max_crashes, 5),
         (e.parent IS NOT NULL)::integer + (e.batch IS NOT NULL)::integer * 2 + (e.unique_key IS NOT NULL)::integer * 4
         + (e.labels IS NOT NULL)::integer * 8,
         e.grp, e.session,
@@ -181,7 +181,7 @@ CREATE FUNCTION compare(
 $$;
 
 -- Makes plain runs: of one priority and patience, without group, session, key, batch or labels. This is the way in of
--- bulk starts. `_places` tells for each run which of the lanes is its.
+-- bulk starts. `_places` tells for each run which of the lanes is its; NULL for the first one.
 CREATE FUNCTION enqueue(
     _clock bigint, _ids text[], _inputs text[], _places integer[], _queues text[], _workflows text[],
     _versions text[], _priorities integer[], _ats bigint[], _delays bigint[], _timeouts bigint[],
@@ -197,6 +197,9 @@ DECLARE
     _deadlines bigint[];
     _made bigint[];
 BEGIN
+    IF _places IS NULL THEN
+        _places := array_fill(1, ARRAY[_number]);
+    END IF;
     IF cardinality(_named) = 1 THEN
         _lanes := array_fill(_named[1], ARRAY[_number]);
     ELSE
@@ -263,62 +266,80 @@ DECLARE
 BEGIN
     WITH listed AS (
         SELECT
-            e.place,
             s.*,
-            coalesce(s.parent, (SELECT r.id FROM run AS r WHERE r.seq = _makers[e.place])) AS of,
+            nullif(s.group, '') AS grp,
+            nullif(s.session, '') AS seat,
+            coalesce(s.parent, (SELECT r.id FROM run AS r WHERE r.seq = _makers[s.place])) AS of,
             coalesce(s.at, _now + coalesce(s.delay, 0)) AS due
-        FROM jsonb_array_elements(_starts) WITH ORDINALITY AS e (start, place)
-        CROSS JOIN jsonb_to_record(e.start) AS s (
-            id text, workflow text, queue text, input text, priority integer, at bigint, delay bigint, timeout bigint,
-            max_crashes integer, parent text, version text, "group" text, group_limit integer, group_keep boolean,
-            session text, "unique" jsonb, labels jsonb, batch text
+        FROM ROWS FROM (
+            jsonb_to_recordset(_starts) AS (
+                id text, workflow text, queue text, input text, priority integer, at bigint, delay bigint, timeout bigint,
+                max_crashes integer, parent text, version text, "group" text, group_limit integer, group_keep boolean,
+                session text, "unique" jsonb, labels jsonb, batch text
+            )
+        ) WITH ORDINALITY AS s (
+            id, workflow, queue, input, priority, at, delay, timeout, max_crashes, parent, version, "group", group_limit,
+            group_keep, session, "unique", labels, batch, place
         )
     ),
+    -- Groups and sessions are made, and locked, in the order of their names; of a group the first start that makes a run
+    -- brings the limit.
+    counted AS (
+        SELECT
+            l.*,
+            -- Said in this way, so that not all ids there are are read to be looked up.
+            l.grp IS NOT NULL AND NOT _later AND (SELECT r.seq FROM run AS r WHERE r.id = l.id) IS NULL
+                AND row_number() OVER (PARTITION BY l.id ORDER BY l.place) = 1 AS joins
+        FROM listed AS l
+    ),
     grouped AS (
-        SELECT g.queue, g.key, group_of(g.queue, g.key, g.most) AS id
-        FROM (
-            SELECT DISTINCT ON (l.queue, l.group) l.queue, l.group AS key, coalesce(l.group_limit, 1) AS most
-            FROM listed AS l
-            WHERE l.group <> '' AND NOT _later AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = l.id)
-                AND NOT EXISTS (SELECT 1 FROM listed AS b WHERE b.id = l.id AND b.place < l.place)
-            ORDER BY l.queue, l.group, l.place
-        ) AS g
+        SELECT
+            c.*,
+            CASE
+                WHEN c.joins AND row_number() OVER (PARTITION BY c.queue, c.grp, c.joins ORDER BY c.place) = 1
+                THEN group_of(c.queue, c.grp, coalesce(c.group_limit, 1))
+            END AS made
+        FROM counted AS c
     ),
     tied AS (
-        SELECT s.queue, s.key, session_of(s.queue, s.key) AS id
-        FROM (
-            SELECT DISTINCT l.queue, l.session AS key FROM listed AS l WHERE l.session <> '' AND NOT _later ORDER BY 1, 2
-        ) AS s
+        SELECT
+            g.*,
+            max(g.made) OVER (PARTITION BY g.queue, g.grp) AS of_group,
+            CASE
+                WHEN g.seat IS NOT NULL AND NOT _later
+                    AND row_number() OVER (PARTITION BY g.queue, g.seat ORDER BY g.place) = 1
+                THEN session_of(g.queue, g.seat)
+            END AS sat
+        FROM grouped AS g
     )
     SELECT
-        array_agg(l.id ORDER BY l.place) AS ids,
+        array_agg(l.id) AS ids,
         lanes_of(
-            array_agg(l.queue ORDER BY l.place), array_agg(l.workflow ORDER BY l.place),
-            array_agg(coalesce(l.version, '') ORDER BY l.place), _later
+            array_agg(l.queue), array_agg(l.workflow), array_agg(coalesce(l.version, '')), _later
         ) AS lanes,
-        array_agg(l.workflow ORDER BY l.place) AS workflows,
-        array_agg(l.input ORDER BY l.place) AS inputs,
-        array_agg(coalesce(l.priority, 0) ORDER BY l.place) AS priorities,
-        array_agg(CASE WHEN l.due > _now THEN l.due END ORDER BY l.place) AS dues,
-        array_agg(greatest(l.due, _now) + l.timeout ORDER BY l.place) AS deadlines,
-        array_agg(coalesce(l.max_crashes, 5) ORDER BY l.place) AS max_crashes,
-        array_agg(l.of ORDER BY l.place) AS parents,
-        array_agg(g.id ORDER BY l.place) AS groups,
-        array_agg(CASE WHEN l.group <> '' THEN coalesce(l.group_limit, 1) END ORDER BY l.place) AS asked,
-        array_agg(CASE WHEN l.group <> '' THEN coalesce(l.group_keep, true) END ORDER BY l.place) AS keeps,
-        array_agg(t.id ORDER BY l.place) AS sessions,
-        array_agg(nullif(l.batch, '') ORDER BY l.place) AS batches,
-        array_agg(l.unique ->> 'key' ORDER BY l.place) AS keys,
-        array_agg(CASE WHEN l.unique ->> 'on_conflict' = 'debounce' THEN true END ORDER BY l.place) AS debounced,
-        array_agg(CASE WHEN l.labels <> '{}' THEN l.labels::text END ORDER BY l.place) AS labels,
-        bool_or(g.id IS NOT NULL) AS any_group,
-        bool_or(t.id IS NOT NULL) AS any_session,
+        array_agg(l.workflow) AS workflows,
+        array_agg(l.input) AS inputs,
+        array_agg(coalesce(l.priority, 0)) AS priorities,
+        array_agg(CASE WHEN l.due > _now THEN l.due END) AS dues,
+        array_agg(greatest(l.due, _now) + l.timeout) AS deadlines,
+        array_agg(coalesce(l.max_crashes, 5)) AS max_crashes,
+        array_agg(l.of) AS parents,
+        array_agg(l.of_group) AS groups,
+        array_agg(CASE WHEN l.grp IS NOT NULL THEN coalesce(l.group_limit, 1) END) AS asked,
+        array_agg(CASE WHEN l.grp IS NOT NULL THEN coalesce(l.group_keep, true) END) AS keeps,
+        array_agg(l.of_session) AS sessions,
+        array_agg(nullif(l.batch, '')) AS batches,
+        array_agg(l.unique ->> 'key') AS keys,
+        array_agg(CASE WHEN l.unique ->> 'on_conflict' = 'debounce' THEN true END) AS debounced,
+        array_agg(CASE WHEN l.labels <> '{}' THEN l.labels::text END) AS labels,
+        bool_or(l.of_group IS NOT NULL) AS any_group,
+        bool_or(l.of_session IS NOT NULL) AS any_session,
         bool_or(l.batch <> '') AS any_batch,
         bool_or(l.labels <> '{}') AS any_label
     INTO _all
-    FROM listed AS l
-    LEFT JOIN grouped AS g ON g.queue = l.queue AND g.key = l.group
-    LEFT JOIN tied AS t ON t.queue = l.queue AND t.key = l.session;
+    FROM (
+        SELECT t.*, max(t.sat) OVER (PARTITION BY t.queue, t.seat) AS of_session FROM tied AS t ORDER BY t.place
+    ) AS l;
     _made := make(
         _now, _all.ids, _all.lanes, _all.inputs, _all.priorities, _all.dues, _all.deadlines, _all.max_crashes,
         _all.parents,

@@ -98,11 +98,10 @@ CREATE FUNCTION particulars(_live live) RETURNS text LANGUAGE sql STABLE AS $$
     FROM run AS r WHERE r.seq = _live.seq
 $$;
 
--- Whether a run that was claimed has any of that.
+-- Whether a run that was claimed has any of that, besides a group and a session.
 CREATE FUNCTION is_particular(_live live) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT _live.ties <> 0 OR _live.settled IS NOT NULL OR _live.attempt > 1 OR _live.cut_off OR _live.crashes > 0
-        OR _live.grp IS NOT NULL OR _live.session IS NOT NULL OR _live.deadline IS NOT NULL
-        OR _live.cancelling IS NOT NULL
+        OR _live.deadline IS NOT NULL OR _live.cancelling IS NOT NULL
 $$;
 
 -- What a worker gets of the runs that it claimed, by parallel arrays in the order of their tokens.
@@ -211,14 +210,22 @@ BEGIN
     claimed AS (
         UPDATE live AS l SET
             state = 'running', worker = _worker, token = _first + s.number - 1,
-            -- By now others may have queued what was not due at the time of this exchange.
-            started_at = coalesce(l.started_at, _clock, clock_ms()),
+            -- By now others may have queued what was not due at the time of this exchange. Read once, when all are locked.
+            started_at = coalesce(l.started_at, _clock, (SELECT clock_ms())),
             seat = CASE WHEN l.session IS NOT NULL THEN 3 END
         FROM sized AS s
         WHERE l.seq = s.seq AND (s.number = 1 OR s.bytes <= _bytes)
         RETURNING
             l.token, l.seq, l.lane, l.attempt, l.session, s.id, s.input, s.created_at,
-            CASE WHEN is_particular(l) THEN particulars(l) END AS particulars
+            CASE
+                WHEN is_particular(l) THEN particulars(l)
+                WHEN l.grp IS NOT NULL OR l.session IS NOT NULL THEN (
+                    SELECT json_build_object(
+                        'group', (SELECT g.key FROM grp AS g WHERE g.id = l.grp),
+                        'session', (SELECT s.key FROM session AS s WHERE s.id = l.session)
+                    )::text
+                )
+            END AS particulars
     )
     SELECT
         array_agg(c.token), array_agg(c.seq), array_agg(c.id), array_agg(c.lane), array_agg(c.input),

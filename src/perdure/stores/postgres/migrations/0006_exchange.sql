@@ -4,6 +4,11 @@
 
 BEGIN;
 
+-- Whether a run that is looked up is running. Said in this way, so that live_owned is not taken for it, and walked from
+-- end to end.
+CREATE FUNCTION is_running(_state text) RETURNS boolean LANGUAGE sql IMMUTABLE AS
+$$ SELECT _state NOT IN ('queued', 'scheduled', 'waiting') $$;
+
 -- Of claims that are named, those that own their run no more, unless this exchange settles what was settled by it before.
 CREATE FUNCTION refused(_refs bigint[], _tokens bigint[], _settling bigint[]) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     SELECT array_agg(DISTINCT e.token)
@@ -11,7 +16,7 @@ CREATE FUNCTION refused(_refs bigint[], _tokens bigint[], _settling bigint[]) RE
     LEFT JOIN live AS l ON l.seq = e.ref
     LEFT JOIN ended AS d ON d.seq = e.ref
     WHERE e.token IS NOT NULL
-        AND (l.state = 'running' AND l.token = e.token) IS NOT TRUE
+        AND (is_running(l.state) AND l.token = e.token) IS NOT TRUE
         AND (coalesce(l.settled, d.settled) = e.token AND e.token = ANY (_settling)) IS NOT TRUE
 $$;
 
@@ -36,7 +41,7 @@ BEGIN
             CASE WHEN l.cancelling IS NOT NULL THEN 'release' ELSE e.asked END AS to,
             l.slot AS slot_before, l.started_at AS begun
         FROM unnest(_refs, _tokens, _tos, _bodies, _delays, _ats) AS e (ref, token, asked, body, delay, at)
-        JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND l.state = 'running'
+        JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
     ),
     changed AS (
         UPDATE live AS l SET
@@ -150,7 +155,7 @@ CREATE FUNCTION seen(_now bigint, _watches jsonb) RETURNS text LANGUAGE sql STAB
         'missing', w.what = 'run' AND t.seq IS NULL
     ))::text
     FROM jsonb_to_recordset(_watches) AS w (ref bigint, token bigint, key text, what text, target text, at bigint)
-    JOIN live AS l ON l.seq = w.ref AND l.token = w.token AND l.state = 'running'
+    JOIN live AS l ON l.seq = w.ref AND l.token = w.token AND is_running(l.state)
     LEFT JOIN LATERAL (
         SELECT m.position, m.name, m.body FROM signal AS m
         WHERE w.what = 'signal' AND m.run = w.ref AND m.name = w.target AND m.body IS NOT NULL
@@ -236,6 +241,7 @@ DECLARE
     _silent boolean := _save_refs IS NULL AND _end_refs IS NULL AND _move_refs IS NULL AND _tell_refs IS NULL
         AND _fires IS NULL AND NOT _repeated;
     _head record;
+    _due boolean := false;
     _owners bigint[] := ARRAY[0];
     _ready boolean := false;
     _odd boolean := false;
@@ -272,9 +278,9 @@ BEGIN
         (SELECT s.idle_until FROM session AS s WHERE s.idle_until IS NOT NULL ORDER BY s.idle_until LIMIT 1) AS idle,
         EXISTS (SELECT 1 FROM recheck) AS recheck,
         (
-            SELECT s.next_slot FROM schedule AS s WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
+            SELECT s.next_slot FROM schedule AS s WHERE s.next_slot IS NOT NULL AND NOT s.paused
+            ORDER BY s.next_slot LIMIT 1
         ) AS slot,
-        EXISTS (SELECT 1 FROM schedule AS s WHERE s.next_slot <= now AND NOT s.paused) AS due,
         EXISTS (
             SELECT 1 FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL
         ) AS cancelling,
@@ -286,7 +292,8 @@ BEGIN
             ) AS q
             WHERE o.owner = 0 OR w.sessions > 0
         ) AS ready,
-        (SELECT string_agg(DISTINCT left(l.topic, 1), '') FROM listener AS l WHERE l.until > clock_ms()) AS listeners
+        (SELECT bool_or(l.topic = 'ended') FROM listener AS l WHERE l.until > clock_ms()) AS for_ends,
+        (SELECT bool_or(l.topic = 'status') FROM listener AS l WHERE l.until > clock_ms()) AS for_status
     INTO _head
     FROM worker AS w CROSS JOIN topology AS t WHERE w.id = _worker;
     IF NOT FOUND THEN
@@ -298,6 +305,12 @@ BEGIN
     END IF;
     IF _head.sessions > 0 THEN
         _owners := ARRAY[0, _worker, -1];
+    END IF;
+    IF _head.slot <= now THEN
+        _due := true;
+        SELECT (
+            SELECT s.next_slot FROM schedule AS s WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
+        ) INTO _head.slot;
     END IF;
     _more := _head.ready;
     topology := _head.topology;
@@ -335,7 +348,7 @@ BEGIN
                 FROM jsonb_array_elements(_save_starts) WITH ORDINALITY AS s (start, number)
                 JOIN unnest(_save_starting) WITH ORDINALITY AS p (place, number) USING (number)
                 JOIN live AS l
-                    ON l.seq = _save_refs[p.place] AND l.token = _save_tokens[p.place] AND l.state = 'running'
+                    ON l.seq = _save_refs[p.place] AND l.token = _save_tokens[p.place] AND is_running(l.state)
             ) AS e;
             IF _kept.starts IS NOT NULL THEN
                 SELECT s.* INTO _started FROM start_children(now, _kept.starts, _kept.makers) AS s;
@@ -364,12 +377,14 @@ BEGIN
             END IF;
         END IF;
         WITH named AS MATERIALIZED (
-            SELECT e.*, l.crashes
+            SELECT
+                e.ref, e.token, e.key, coalesce(e.kind, 'step') AS kind, coalesce(e.outcome, 'ok') AS outcome, e.body,
+                coalesce(e.attempts, 1) AS attempts, e.digest, e.at, e.begun, e.place, l.crashes
             FROM unnest(
                 _save_refs, _save_tokens, _save_keys, _save_kinds, _save_outcomes, _save_bodies, _save_attempts,
                 _save_digests, _save_ats, _save_begun
             ) WITH ORDINALITY AS e (ref, token, key, kind, outcome, body, attempts, digest, at, begun, place)
-            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND l.state = 'running'
+            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
         ),
         latest AS (
             -- Of several words about one checkpoint the last one.
@@ -395,7 +410,7 @@ BEGIN
         IF _save_consumes IS NOT NULL THEN
             UPDATE signal AS s SET taken = s.body, taken_by = e.key, body = NULL
             FROM unnest(_save_refs, _save_tokens, _save_consumes, _save_keys) AS e (ref, token, position, key)
-            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND l.state = 'running'
+            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
             WHERE s.run = e.ref AND s.position = e.position AND s.body IS NOT NULL;
         END IF;
     END IF;
@@ -408,7 +423,7 @@ BEGIN
     IF _tell_refs IS NOT NULL THEN
         INSERT INTO status AS s (run, body)
         SELECT e.ref, e.status FROM unnest(_tell_refs, _tell_tokens, _tells) AS e (ref, token, status)
-        JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND l.state = 'running'
+        JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
         ON CONFLICT (run) DO UPDATE SET body = excluded.body;
         GET DIAGNOSTICS _count = ROW_COUNT;
         _odd := _odd OR _count < cardinality(_tell_refs);
@@ -419,10 +434,10 @@ BEGIN
             DELETE FROM live AS l
             USING unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
                 AS e (ref, token, state, body, cause, number)
-            WHERE l.seq = e.ref AND l.token = e.token AND l.state = 'running'
+            WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state)
             RETURNING
                 l.seq, l.place, l.token, l.started_at, l.deadline, l.lane, l.attempt, l.crashes, l.ties, l.grp, l.session,
-                l.slot, e.state, e.body, e.cause, e.number
+                l.slot, coalesce(e.state, 'succeeded') AS state, e.body, e.cause, e.number
         ),
         kept AS (
             INSERT INTO ended (
@@ -452,14 +467,16 @@ BEGIN
         FROM removed AS r;
         _odd := _odd OR _kept.runs < cardinality(_end_refs);
         IF _kept.runs > 0 THEN
-            IF EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run') OR _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL THEN
+            IF _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL
+                OR EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run')
+            THEN
                 _ready := follow(now, _kept.seqs, _kept.ties, _kept.groups, _kept.sessions) OR _ready;
             END IF;
             _ready := _ready OR _head.limited;
             IF _kept.ties & 1 <> 0 THEN
                 PERFORM tell_work(true);  -- A parent may be running, and watch for this.
             END IF;
-            IF _head.listeners LIKE '%e%' THEN
+            IF _head.for_ends THEN
                 PERFORM pg_notify(channel(), 'e');
             END IF;
         END IF;
@@ -608,28 +625,32 @@ BEGIN
             ))
         INTO next_at, more;
     END IF;
-    IF _head.due THEN
+    IF _due THEN
         due := due(now, 10, _skips);
     END IF;
     IF _strict THEN
         more := more OR _outlook.more;
         next_at := least(next_at, _outlook.opens_at);
     END IF;
-    IF _head.listeners LIKE '%s%' AND (
+    IF _head.for_status AND (
         _ready OR tokens IS NOT NULL OR _end_refs IS NOT NULL OR _move_refs IS NOT NULL OR _tell_refs IS NOT NULL
     ) THEN
         PERFORM pg_notify(channel(), 's');
     END IF;
-    IF (_ready AND EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL))
-        OR next_at < coalesce(least(_head.timer, _head.deadline), 9223372036854775807)
-    THEN
+    IF next_at < coalesce(least(_head.timer, _head.deadline), 9223372036854775807) THEN
         PERFORM tell_work();
+    ELSIF _ready THEN
+        IF EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL) THEN
+            PERFORM tell_work();
+        END IF;
     END IF;
     -- Workers set their clocks by this: nothing that they are given began later.
     now := coalesce(_clock, clock_ms());
     -- What somebody else had in hand. Nobody is told of it: all would tell each other, as long as it is there.
-    IF NOT (_silent OR _brief) AND EXISTS (SELECT 1 FROM recheck) THEN
-        next_at := least(next_at, now + 50);
+    IF NOT (_silent OR _brief) THEN
+        IF EXISTS (SELECT 1 FROM recheck) THEN
+            next_at := least(next_at, now + 50);
+        END IF;
     END IF;
 END $$;
 
