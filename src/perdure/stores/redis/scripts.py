@@ -8,6 +8,19 @@ from importlib.resources import files
 
 from msgspec import Struct
 
+from perdure.model import (
+    DEADLINE_PASSED,
+    OVERDUE,
+    PARENT_DEADLINE_PASSED,
+    POISONED,
+    deadline_exceeded,
+    poisoned,
+)
+
+_CRASHES = 987654321
+"""Stands for the number of crashes in the error of a run that is poison; the script puts the number in."""
+_USES = "-- uses: "
+
 
 class Script(Struct, frozen=True):
     """A script as servers are given it."""
@@ -23,7 +36,27 @@ class Script(Struct, frozen=True):
 
 
 @functools.cache
-def load(*names: str) -> Script:
-    """The script that `lua` files of these names make, one behind the other; it has the name of the last one."""
-    folder = files("perdure.stores.redis") / "lua"
-    return Script.of(names[-1], "".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in names))
+def load(name: str) -> Script:
+    """The script of a file in `lua`, behind those that its first line says it uses."""
+    text = _read(name)
+    first = text.partition("\n")[0]
+    used = first.removeprefix(_USES).split() if first.startswith(_USES) else []
+    return Script.of(name, "".join((_words() if used else "", *map(_read, used), text)))
+
+
+def _read(name: str) -> str:
+    return (files("perdure.stores.redis") / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _words() -> str:
+    """What scripts say themselves, in the words of the model."""
+    words = {
+        "DEADLINE_PASSED": DEADLINE_PASSED,
+        "PARENT_DEADLINE_PASSED": PARENT_DEADLINE_PASSED,
+        "PARENT_DEADLINE_BODY": f'"{PARENT_DEADLINE_PASSED}"',
+        "OVERDUE": OVERDUE,
+        "OVERDUE_ERROR": deadline_exceeded(),
+        "POISONED": POISONED,
+        "POISONED_ERROR": poisoned(_CRASHES),
+    }
+    return "".join(f"local {name} = [==[{text}]==]\n" for name, text in words.items())
