@@ -27,14 +27,16 @@ from psycopg import sql
 
 CHOICE = "PERDURE_TEST_POSTGRES"
 _PATIENCE = 60.0
+_MEMORY = Path("/dev/shm")
+_MEMORY_NEEDED = 2 << 30
 _ALWAYS = {
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
     "shared_buffers": "128MB",
     "timezone": "UTC",
 }
-_QUICK = {"fsync": "off"}
 _WATCH = 'read _; kill -QUIT "$0"; while kill -0 "$0"; do sleep 0.1; done; rm -rf "$1"'
+_PREFIX = "perdure-pg-"
 _ACCESS = "local all all trust\nhost all +passworded all scram-sha-256\nhost all all all trust\n"
 """Members of the role `passworded`, which tests may create, have to give their passwords."""
 
@@ -88,17 +90,17 @@ class Postgres:
 class PostgresServer(Postgres):
     """A server of the test's own, which it may stop, kill and start again; all that it is lies in `directory`.
 
-    It keeps PostgreSQL's defaults, but for `settings`; unless it is `durable` it doesn't wait for the disk: for tests
-    that do not end the machine. Superusers may not run a server: for root it runs as `nobody`.
+    It keeps PostgreSQL's defaults, but for `settings`; its files are in memory unless it is `durable`. Superusers may
+    not run a server: for root it runs as `nobody`.
     """
 
     def __init__(
         self, binaries: Path, settings: Mapping[str, str] | None = None, *, durable: bool = False, port: int = 0
     ) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="perdure-pg-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=None if durable else _quick()))
         self.data = self.directory / "data"
         self.log = self.directory / "log"
-        self.settings = {**_ALWAYS, **({} if durable else _QUICK), **(settings or {})}
+        self.settings = {**_ALWAYS, **(settings or {})}
         self.port = port or free_port()
         self._as = unprivileged()
         if "user" in self._as and "group" in self._as:
@@ -302,6 +304,21 @@ def store_schema(url: str) -> str:
     from perdure.stores.postgres.sql import migrations
 
     return script(parse_url(url), migrations())
+
+
+def _quick() -> Path | None:
+    """Where files cost no waiting for a disk: for tests that do not end the machine."""
+    _clear(_MEMORY)
+    if not os.access(_MEMORY, os.W_OK) or shutil.disk_usage(_MEMORY).free < _MEMORY_NEEDED:
+        return None
+    return _MEMORY
+
+
+def _clear(folder: Path) -> None:
+    """Removes what servers have left behind whose process and watchman were killed at once: there it takes memory."""
+    for path in folder.glob(f"{_PREFIX}*"):
+        if not Path(f"/proc/{path.name.removeprefix(_PREFIX).partition('-')[0]}").exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @functools.cache
