@@ -7,8 +7,9 @@ try:
 except ImportError as error:
     raise StoreUrlError("Redis needs the driver hiredis: run  pip install 'perdure[redis]'") from error
 
+from perdure.stores.redis.store import RedisStore
 from perdure.stores.redis.url import Location, parse_url
 
 del _driver
 
-__all__ = ["Location", "parse_url"]
+__all__ = ["Location", "RedisStore", "parse_url"]
