@@ -41,7 +41,8 @@ def load(name: str) -> Script:
     text = _read(name)
     first = text.partition("\n")[0]
     used = first.removeprefix(_USES).split() if first.startswith(_USES) else []
-    return Script.of(name, "".join((_words() if used else "", *map(_read, used), text)))
+    main = f"local function main()\n{text}end\nbegin_call(KEYS, ARGV)\nreturn main()\n"
+    return Script.of(name, "".join((_words(), *map(_read, used), main)))
 
 
 def _read(name: str) -> str:

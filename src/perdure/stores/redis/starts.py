@@ -11,11 +11,11 @@ from msgspec import Struct
 from perdure.model import Millis, OnConflict, Start, Started
 from perdure.stores.redis.session import Session
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.json.Encoder()
 
 
 class Facts(Struct, omit_defaults=True):
-    """What never changes about a run: kept as it is encoded here, and the same for all runs that are alike."""
+    """What never changes about a run: kept as it is encoded here, in JSON, and the same for all runs that are alike."""
 
     workflow: str
     queue: str
@@ -36,7 +36,7 @@ class Asked(Struct, omit_defaults=True):
     """A start: what makes its run, and what it is for those that are there."""
 
     id: str
-    facts: bytes
+    facts: str
     input: str
     at: Millis | None = None
     delay: Millis | None = None
@@ -91,7 +91,7 @@ def ask(start: Start, *, parent: str = "", batch: str = "") -> Asked:
     )
     return Asked(
         start.id,
-        _encoder.encode(facts),
+        _encoder.encode(facts).decode(),
         start.input,
         start.at,
         start.delay,

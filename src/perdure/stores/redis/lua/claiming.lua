@@ -56,7 +56,7 @@ local function read_budget(packed, scope)
 end
 
 local budgets -- of the namespace, queues and workflows, by KIND:NAME; nil when there are none
-local rated = {} -- of groups
+local rated -- of groups
 
 local function read_budgets()
     local rows = call('HGETALL', P .. 'budget')
@@ -132,8 +132,12 @@ end
 
 -- THE CLAIM
 
-local claimer = nil -- {worker, serial, next token, sessions}
-local claimed, claimed_bytes = {}, 0
+local claimer -- {worker, serial, next token, sessions}
+local claimed, claimed_bytes
+
+resets[#resets + 1] = function()
+    budgets, rated, claimed, claimed_bytes = nil, {}, {}, 0
+end
 
 local function token_of(worker, serial, number)
     return string.format('%.0f-%.0f', worker, serial * 256 + number)

@@ -1,13 +1,15 @@
--- What every script begins with: its arguments, the store's time, and the runs that it reads and writes.
+-- What every function begins with: its arguments, the store's time, and the runs that it reads and writes.
 --
--- KEYS[1] is the prefix of all keys, a hash tag in braces: all keys of one namespace (of one partition in a cluster) lie
--- in one slot. ARGV[1] is the time by which the script goes, or "" for the server's; ARGV[2] holds the arguments, packed.
+-- The one key is the prefix of all keys, a hash tag in braces: all keys of one namespace (of one partition in a cluster)
+-- lie in one slot. The first argument is the time by which the function goes, or "" for the server's; the second one holds
+-- what is asked, packed. The server keeps what is defined here from one call to the next: so all that belongs to a call is
+-- made anew by `begin`, or by what a module puts down in `resets`.
 --
--- A script reads a run once and writes it once, at its end. Nothing is written before all that can be refused has been
--- looked at, so a script that fails has changed nothing.
+-- A function reads a run once and writes it once, at its end. Nothing is written before all that can be refused has been
+-- looked at, so one that fails has changed nothing.
 --
 -- Keys (behind the prefix):
---   :run:ID         hash    f what never changes, s what does (both packed maps), i input, first (when it continued with
+--   :run:ID         hash    f what never changes (JSON), s what does (a packed map), i input, first (when it continued with
 --                           another input), o outcome, st status, l labels (packed)
 --   :cp:ID          hash    checkpoints by key (packed), :cpo:ID zset of their keys by position
 --   :sig:ID         hash    signals by position (packed), :sigid:ID hash position by id,
@@ -35,14 +37,20 @@
 --   :label:KEY      zset    runs with a label by number
 --   :n              hash    the numbers given out last
 
-local P = KEYS[1] .. ':'
+local P, now, args
 local call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
-local args = unpacked(ARGV[2])
+local resets = {}
 
-local now = tonumber(ARGV[1])
-if not now then
-    local time = call('TIME')
-    now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function begin_call(keys, argv)
+    P, args = keys[1] .. ':', unpacked(argv[2])
+    now = tonumber(argv[1])
+    if not now then
+        local time = call('TIME')
+        now = time[1] * 1000 + math.floor(time[2] / 1000)
+    end
+    for _, reset in ipairs(resets) do
+        reset()
+    end
 end
 
 local FINAL = { succeeded = true, failed = true, cancelled = true }
@@ -62,7 +70,7 @@ end
 
 -- WRITING. Members of one sorted set are added with one command for many; whoever reads such a set flushes it before.
 
-local adding, adding_keys = {}, {}
+local adding, adding_keys
 
 local function flush_set(key)
     local pending = adding[key]
@@ -101,7 +109,7 @@ end
 
 -- NUMBERS that are given out one after the other, and counts.
 
-local numbers, counted = {}, {}
+local numbers, counted
 
 local function last_number(name)
     if not numbers[name] then
@@ -122,15 +130,22 @@ end
 
 -- RUNS
 
-local runs, changed, fact_cache = {}, {}, {}
+local runs, changed
+-- What never changes is read once for all calls: few runs differ in it, where no group or parent makes them.
+local fact_cache, cached_facts = {}, 0
+local MOST_FACTS = 1000
 
-local function facts(bytes)
-    local known = fact_cache[bytes]
+local function facts(text)
+    local known = fact_cache[text]
     if not known then
-        known = unpacked(bytes)
+        if cached_facts >= MOST_FACTS then
+            fact_cache, cached_facts = {}, 0
+        end
+        cached_facts = cached_facts + 1
+        known = cjson.decode(text)
         known.lane = join(known.queue, known.workflow, known.version or '')
         known.priority = known.priority or 0
-        fact_cache[bytes] = known
+        fact_cache[text] = known
     end
     return known
 end
@@ -177,11 +192,17 @@ end
 
 -- TELLING others, when all is written.
 
-local telling, ended_runs = {}, {}
+local telling, ended_runs
 -- Whether a run came into the ready set.
-local made_ready = false
+local made_ready
 -- The first of the timers that were set.
 local new_timer
+
+resets[1] = function()
+    adding, adding_keys, numbers, counted = {}, {}, {}, {}
+    runs, changed = {}, {}
+    telling, ended_runs, made_ready, new_timer = {}, {}, false, nil
+end
 
 local function tell(topic)
     telling[topic] = true

@@ -11,7 +11,8 @@
 
 local MOST_SEATS = 64
 
-local groups, sessions = {}, {}
+local groups, sessions
+local made_hot -- the ready sets that are known to be in :hot
 local enter, leave_ready -- of the ready set, see below
 
 -- A record that several runs share, read once, and written when it was changed.
@@ -43,6 +44,9 @@ local function flush_shared(kept, key, unused)
     end
 end
 
+resets[#resets + 1] = function()
+    groups, sessions, made_hot = {}, {}, {}
+end
 flushers[#flushers + 1] = function()
     flush_shared(groups, 'group', function(group)
         return group.runs <= 0
@@ -53,8 +57,6 @@ flushers[#flushers + 1] = function()
 end
 
 -- THE READY SET
-
-local made_hot = {}
 
 local function ready_name(run)
     local owner = run.s.owner

@@ -1,6 +1,9 @@
 -- Making runs: one after the other, so that each of a batch sees what those before it have made.
 
-local known_lanes = {}
+local known_lanes, batches
+resets[#resets + 1] = function()
+    known_lanes, batches = {}, {}
+end
 
 local function paused_scope(kind, name)
     local scope = call('HGET', P .. 'scope', kind .. ':' .. name)
@@ -83,8 +86,6 @@ end
 local function label_key(key, value)
     return P .. 'label:' .. join(key, value)
 end
-
-local batches = {}
 
 local function batch_of(id)
     local batch = batches[id]
