@@ -199,7 +199,7 @@ local function claim_by_turns(names, slots, after)
         if #members == 0 then
             call('SREM', P .. 'hot', name)
         else
-            local queue = find(id_of(members[1])).fact.queue
+            local queue = find(id_of(members[1]), true).fact.queue
             local line = lines[queue]
             if not line then
                 line = { at = 1 }
@@ -225,7 +225,7 @@ local function claim_by_turns(names, slots, after)
             local line = lines[queue]
             local head = line[line.at]
             if head and left > 0 and not full then
-                local run = find(id_of(head.member))
+                local run = find(id_of(head.member), true)
                 if fits(run) then
                     if not run.fact.session then
                         removed[head.name] = removed[head.name] or {}

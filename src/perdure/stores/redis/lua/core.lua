@@ -68,43 +68,61 @@ local function order(number)
     return struct.pack('>I8', number)
 end
 
--- WRITING. Members of one sorted set are added with one command for many; whoever reads such a set flushes it before.
+-- WRITING. Members are added to one set, or taken from it, with one command for many: whoever reads such a set flushes it
+-- before.
 
-local adding, adding_keys
+local pending, pending_keys
 
 local function flush_set(key)
-    local pending = adding[key]
-    if pending and #pending > 0 then
-        for first = 1, #pending, 1000 do
-            call('ZADD', key, unpack(pending, first, math.min(first + 999, #pending)))
+    local waiting = pending[key]
+    if waiting then
+        pending[key] = nil
+        for first = 1, #waiting, 1000 do
+            call(waiting.command, key, unpack(waiting, first, math.min(first + 999, #waiting)))
         end
     end
-    adding[key] = nil
+end
+
+local function later(command, key)
+    local waiting = pending[key]
+    if waiting and waiting.command ~= command then
+        flush_set(key)
+        waiting = nil
+    end
+    if not waiting then
+        waiting = { command = command }
+        pending[key] = waiting
+        pending_keys[#pending_keys + 1] = key
+    end
+    return waiting
 end
 
 local function zadd(key, score, member)
-    local pending = adding[key]
-    if not pending then
-        pending = {}
-        adding[key] = pending
-        adding_keys[#adding_keys + 1] = key
-    end
-    pending[#pending + 1] = score
-    pending[#pending + 1] = member
+    local waiting = later('ZADD', key)
+    local n = #waiting
+    waiting[n + 1], waiting[n + 2] = score, member
 end
 
 local function zrem(key, member)
-    if adding[key] then
-        flush_set(key)
-    end
-    return call('ZREM', key, member)
+    local waiting = later('ZREM', key)
+    waiting[#waiting + 1] = member
+end
+
+local function sadd(key, member)
+    local waiting = later('SADD', key)
+    waiting[#waiting + 1] = member
+end
+
+local function srem(key, member)
+    local waiting = later('SREM', key)
+    waiting[#waiting + 1] = member
 end
 
 local function flush_sets()
-    for _, key in ipairs(adding_keys) do
+    for _, key in ipairs(pending_keys) do
         flush_set(key)
     end
-    adding_keys = {}
+    pending_keys = {}
 end
 
 -- NUMBERS that are given out one after the other, and counts.
@@ -150,12 +168,14 @@ local function facts(text)
     return known
 end
 
--- A run: its `id`, its `fact`s, and `s`, which is kept when `change` was said of it; nil when there is none.
-local function find(id)
+-- A run: its `id`, its `fact`s, and `s`, which is kept when `change` was said of it; nil when there is none. `whole` reads
+-- also what a claim brings: its `input`, and its `labels` as they are kept.
+local function find(id, whole)
     local run = runs[id]
     if run == nil then
-        local got = call('HMGET', P .. 'run:' .. id, 'f', 's')
-        run = got[2] and { id = id, fact = facts(got[1]), s = unpacked(got[2]) } or false
+        local key = P .. 'run:' .. id
+        local got = whole and call('HMGET', key, 'f', 's', 'i', 'l') or call('HMGET', key, 'f', 's')
+        run = got[2] and { id = id, fact = facts(got[1]), s = unpacked(got[2]), input = got[3], labels = got[4] } or false
         runs[id] = run
     end
     return run or nil
@@ -199,7 +219,7 @@ local made_ready
 local new_timer
 
 resets[1] = function()
-    adding, adding_keys, numbers, counted = {}, {}, {}, {}
+    pending, pending_keys, numbers, counted = {}, {}, {}, {}
     runs, changed = {}, {}
     telling, ended_runs, made_ready, new_timer = {}, {}, false, nil
 end

@@ -233,6 +233,7 @@ if known then
     if args.draining and claimer.sessions > 0 then
         for _, name in ipairs(call('SMEMBERS', P .. 'sessions:' .. worker)) do
             local session, running = shared(sessions, 'session', name), false
+            flush_set(P .. 'owned:' .. worker)
             for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
                 local run = find(id)
                 running = running or (run and session_of(run) == session) or false
@@ -277,14 +278,7 @@ if known then
         more_ready = claim_by_turns(names, slots, args.after or '')
     end
     more = more or more_ready
-    local owned = {}
-    for i, each in ipairs(claimed) do
-        owned[i] = each.run.id
-    end
-    if #owned > 0 then
-        call('SADD', P .. 'owned:' .. worker, unpack(owned))
-    end
-    if #owned > 0 or #settled > 0 or made_ready then
+    if #claimed > 0 or #settled > 0 or made_ready then
         tell('status')
     end
     if (made_ready or (strict and #settled > 0)) and call('EXISTS', P .. 'hot') == 1 then
@@ -309,14 +303,16 @@ end
 local function show(each)
     local run = each.run
     local s, fact = run.s, run.fact
-    local input, labels = unpack(call('HMGET', P .. 'run:' .. run.id, 'i', 'l'))
+    if not run.input then
+        run.input, run.labels = unpack(call('HMGET', P .. 'run:' .. run.id, 'i', 'l'))
+    end
     local claim = {
         id = run.id, number = each.number, workflow = fact.workflow, queue = fact.queue,
-        input = run.fields and run.fields.i or input,
+        input = run.fields and run.fields.i or run.input,
         attempt = s.attempt, crashes = s.crashes, cut_off = s.cut, created_at = s.made, deadline = s.due,
         parent = fact.parent, cancelling = s.why and reason(s) or nil,
         group = fact.group, session = fact.session, version = fact.version,
-        labels = labels and unpacked(labels) or nil,
+        labels = run.labels and unpacked(run.labels) or nil,
     }
     if s.positions then
         claim.checkpoints = checkpoints_of(run.id, 0, args.page + 1)

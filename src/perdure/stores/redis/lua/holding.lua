@@ -487,7 +487,7 @@ local function move(run, state, wake)
     local s = change(run)
     local was = s.state
     if was == 'running' and state ~= 'running' then
-        call('SREM', P .. 'owned:' .. s.worker, run.id)
+        srem(P .. 'owned:' .. s.worker, run.id)
         if s.why then
             call('SREM', P .. 'stop:' .. s.worker, run.id)
         end
@@ -495,6 +495,9 @@ local function move(run, state, wake)
     end
     if s.wake and s.wake ~= wake then
         zrem(P .. 'timer', run.id)
+    end
+    if state == 'running' then
+        sadd(P .. 'owned:' .. s.worker, run.id)
     end
     if wake and s.wake ~= wake then
         zadd(P .. 'timer', wake, run.id)
