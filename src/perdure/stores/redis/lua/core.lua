@@ -27,10 +27,11 @@
 --   :owned:WORKER   set     the runs that it owns; :stop:WORKER set of those that are to be cancelled
 --   :workers        hash    incarnations (packed) by number; :lease zset by the end of their lease
 --   :group          hash    groups (packed); :line:G :early:G :begun:G zsets (see holding.lua); :members:KEY zset of all
---                           runs of a group by number
+--                           runs of a group by number; :groups:KEY set of the names in :group of that key
 --   :session        hash    sessions (packed); :seats:S :bench:S zsets; :idle zset; :sessions:WORKER set
 --   :scope          hash    limits and pauses (packed) by KIND:NAME; :budget hash of those with a limit or a rate
---   :revisions      list    the changes (packed), latest first
+--   :revisions      list    the changes (packed), latest first; :revisions:KIND:NAME those of one scope
+--   :rated          hash    rates of groups (packed) by name; :debt hash what rates have counted, by KIND:NAME
 --   :batch:ID       hash    how far it is; :items:ID zset of its runs by number
 --   :schedules      hash    schedules (packed); :slots zset by next slot; :made:NAME zset of its live runs by number
 --   :unique:KEY     string  the live run that has it; :taken:KEY zset of all its runs by number

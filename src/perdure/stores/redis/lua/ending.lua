@@ -210,6 +210,9 @@ local function remove(run)
     local group = group_of(run)
     if group then
         group.runs, group.changed = group.runs - 1, true
+        if group.runs == 0 then
+            call('SREM', P .. 'groups:' .. fact.group, group.name)
+        end
         call('ZREM', P .. 'members:' .. fact.group, id)
     end
     local session = session_of(run)

@@ -131,6 +131,9 @@ local function make(start, wait)
     end
     if fact.group then
         local group = group_of(run)
+        if group.runs == 0 then
+            call('SADD', P .. 'groups:' .. fact.group, group.name)
+        end
         group.runs, group.changed, s.slot = group.runs + 1, true, 0
         zadd(P .. 'members:' .. fact.group, seq, run.id)
     end
