@@ -72,14 +72,14 @@ end
 -- Who waits for results is told of them, unless they are long: then of the end alone.
 local LONGEST_TOLD = 8192
 
--- Ends a run, however that came.
-local function finish(run, state, body, cause)
+-- Ends a run, however that came; `number` is its place in the order of finishing, if it was given out before.
+local function finish(run, state, body, cause, number)
     local s = change(run)
     stop_waiting(run)
     s.waits, s.cut = nil, nil
     move(run, state)
     s.held, s.why, s.over, s.cause = nil, nil, nil, cause
-    s.done, s.finish = now, next_number('finish')
+    s.done, s.finish = now, number or next_number('finish')
     keep(run, 'o', body or false)
     if s.due then
         zrem(P .. 'due', run.id)

@@ -80,7 +80,8 @@ for _, told in ipairs(args.told or {}) do
     end
 end
 
--- SETTLES, in the order of the runs, so that it is known who of a group gets a slot first.
+-- SETTLES, in the order of the runs, so that it is known who of a group gets a slot first. Those that end runs finish
+-- these in the order in which they were said.
 
 local ENDS = { succeeded = true, failed = true, cancelled = true }
 
@@ -135,6 +136,7 @@ for _, settle in ipairs(args.settles or {}) do
         settling[settle.token] = nil
         settled[#settled + 1] = settle
         settle.seq = find(settle.id).s.seq
+        settle.finish = ENDS[settle.to] and next_number('finish')
     end
 end
 table.sort(settled, function(one, other)
@@ -151,7 +153,7 @@ for _, settle in ipairs(settled) do
         to = 'release'
     end
     if ENDS[to] then
-        finish(run, to, settle.body, to == 'failed' and settle.cause or nil)
+        finish(run, to, settle.body, to == 'failed' and settle.cause or nil, settle.finish)
     elseif to == 'park' then
         park(run, settle.waits or {})
         parked[#parked + 1] = run
