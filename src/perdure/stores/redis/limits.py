@@ -12,7 +12,7 @@ from perdure.stores.redis.session import Session
 from perdure.stores.shared.limits import check_scope, limits_of
 
 
-class _Limits(Struct):
+class _Limits(Struct, frozen=True):
     running: int | None = None
     count: int | None = None
     period: Millis | None = None
@@ -22,7 +22,7 @@ class _Limits(Struct):
         return limits_of(self.running, self.count, self.period, self.burst)
 
 
-class _Scope(_Limits, kw_only=True):
+class _Scope(_Limits, frozen=True, kw_only=True):
     kind: ScopeKind
     name: str
     paused: bool
@@ -39,10 +39,10 @@ class _Revision(Struct):
     name: str
     who: str
     at: Millis
-    old: _Limits
-    new: _Limits
     was_paused: bool
     paused: bool
+    old: _Limits = _Limits()
+    new: _Limits = _Limits()
 
 
 _Scopes = msgspec.msgpack.Decoder(list[_Scope])

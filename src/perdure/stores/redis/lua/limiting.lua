@@ -11,6 +11,12 @@ local function limits_of(from)
     return found
 end
 
+-- As a part of what is packed: nothing, when none is set (an empty map would become an empty list).
+local function said_limits(from)
+    local found = limits_of(from)
+    return next(found) and found
+end
+
 local function equal_limits(one, other)
     for _, name in ipairs(LIMITS) do
         if one[name] ~= other[name] then
@@ -103,7 +109,7 @@ local function revise(kind, name, old, new, who)
     local scope = kind .. ':' .. name
     local number = next_number('revision')
     local revision = pack({
-        number = number, kind = kind, name = name, who = who, at = now, old = limits_of(old), new = limits_of(new),
+        number = number, kind = kind, name = name, who = who, at = now, old = said_limits(old), new = said_limits(new),
         was_paused = old.paused or false, paused = new.paused or false,
     })
     call('LPUSH', P .. 'revisions', revision)
