@@ -1,6 +1,7 @@
 -- uses: core walking
 -- Failed runs by workflow and cause, each with the latest that ended, and where to go on.
 
+look_for(args.query)
 local groups, found = {}, {}
 local at = walk(math.huge, function(run)
     local s = run.s

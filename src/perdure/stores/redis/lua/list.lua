@@ -1,6 +1,7 @@
 -- uses: core reading walking
 -- Runs by filters, at most `most` of them, and where to go on. `ids` asks for no more than their ids.
 
+look_for(args.query)
 local total = count_all()
 if total == 0 then
     return pack({ total = 0 })

@@ -1,31 +1,41 @@
 -- What clients are shown of runs, and what decides whether those that are queued may begin.
 
-local function cached(read)
-    local known = {}
+local known -- what was read of records, by kind and name
+
+resets[#resets + 1] = function()
+    known = {}
+end
+
+local function cached(kind, read)
     return function(name)
-        if known[name] == nil then
-            known[name] = read(name) or false
+        local kept = known[kind]
+        if not kept then
+            kept = {}
+            known[kind] = kept
         end
-        return known[name] or nil
+        if kept[name] == nil then
+            kept[name] = read(name) or false
+        end
+        return kept[name] or nil
     end
 end
 
 local function record_in(key)
-    return cached(function(name)
+    return cached(key, function(name)
         local packed = call('HGET', P .. key, name)
         return packed and unpacked(packed)
     end)
 end
 
-local worker_of, group_called, session_called, scope_called =
-    record_in('workers'), record_in('group'), record_in('session'), record_in('scope')
+local worker_of, group_called = record_in('workers'), record_in('group')
+local session_called, scope_called = record_in('session'), record_in('scope')
 
 local function live_workers()
     return call('ZRANGEBYSCORE', P .. 'lease', '(' .. now, '+inf')
 end
 
 -- Whether a live incarnation claims from a ready set.
-local served = cached(function(name)
+local served = cached('served', function(name)
     for _, worker in ipairs(live_workers()) do
         if call('SISMEMBER', P .. 'served:' .. worker, name) == 1 then
             return true
@@ -35,7 +45,7 @@ local served = cached(function(name)
 end)
 
 -- The first of the runs that have a slot of a group: number and id.
-local holder_in = cached(function(name)
+local holder_in = cached('holder', function(name)
     local first, priority
     for _, set in ipairs({ 'early:', 'begun:' }) do
         local found = call('ZRANGE', P .. set .. name, 0, 0, 'WITHSCORES')

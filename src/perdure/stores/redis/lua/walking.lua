@@ -2,21 +2,18 @@
 -- bounded number of runs. Whoever asks goes on from where it stopped.
 
 local LOOKED_AT = 500
+local STATES = { 'queued', 'running', 'scheduled', 'waiting', 'succeeded', 'failed', 'cancelled' }
 
-local query = args.query
+local query -- which runs are asked for
+local states, any_state, only_state -- in which states
 
-local function set_of(list)
-    local set = {}
-    for _, each in ipairs(list) do
-        set[each] = true
+local function look_for(asked)
+    query, states, any_state = asked, {}, #asked.states == 0
+    only_state = #asked.states == 1 and asked.states[1]
+    for _, state in ipairs(any_state and STATES or asked.states) do
+        states[state] = true
     end
-    return set
 end
-
-local any_state = #query.states == 0
-local states = set_of(any_state and { 'queued', 'running', 'scheduled', 'waiting', 'succeeded', 'failed', 'cancelled' }
-    or query.states)
-local only_state = #query.states == 1 and query.states[1]
 
 local function matches(run)
     local s, fact = run.s, run.fact
