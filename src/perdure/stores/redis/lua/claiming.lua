@@ -3,25 +3,6 @@
 
 local ROUND = 256 -- The most runs that one script puts off for the rates of their groups.
 
--- The parts that `join` made a name of.
-local function split(name)
-    local parts, at = {}, 1
-    while at <= #name do
-        local _, colon, length = string.find(name, '^(%d+):', at)
-        if not colon then
-            break
-        end
-        parts[#parts + 1] = string.sub(name, colon + 1, colon + length)
-        at = colon + length + 1
-    end
-    return parts
-end
-
-local function lane_of(name)
-    local parts = split(name)
-    return { queue = parts[1], workflow = parts[2] }
-end
-
 -- RATES. A bucket that holds `burst` runs and runs out by `count` of them in each `period`. `debt` is what is in it at the
 -- time `at`, in parts of a run, of which `period` are one: so all numbers are whole (see perdure.budget.Meter).
 
@@ -195,7 +176,7 @@ end
 local function claim_by_turns(names, slots, after)
     local lines, queues, more = {}, {}, false
     for _, name in ipairs(names) do
-        local members = call('ZRANGE', ready_key(name), 0, slots - 1, 'WITHSCORES')
+        local members = call('ZRANGE', ready_key(name), 0, math.max(slots, 1) - 1, 'WITHSCORES')
         if #members == 0 then
             call('SREM', P .. 'hot', name)
         else

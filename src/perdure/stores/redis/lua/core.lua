@@ -22,7 +22,8 @@
 --                           session behind it, where the run belongs to one: LANE@WORKER, or LANE@ for nobody's yet
 --   :hot            set     names of ready sets that may have something
 --   :lanes          hash    lanes (packed), by name; :served:WORKER set of the names that a worker claims from
---   :counts         hash    how many runs a lane has in a state, by STATE:LANE
+--   :counts         hash    how many runs a lane has in a state, by STATE:LANE; and how many of the queued or scheduled ones
+--                           wait for their group ("group", "group paused", "rate") or on a bench ("session")
 --   :timer :due     zset    runs by the time at which they wake, by deadline
 --   :owned:WORKER   set     the runs that it owns; :stop:WORKER set of those that are to be cancelled
 --   :workers        hash    incarnations (packed) by number; :lease zset by the end of their lease
@@ -63,6 +64,26 @@ local function join(...)
         parts[i] = #part .. ':' .. part
     end
     return table.concat(parts)
+end
+
+-- The parts that `join` made a name of.
+local function split(name)
+    local parts, at = {}, 1
+    while at <= #name do
+        local _, colon, length = string.find(name, '^(%d+):', at)
+        if not colon then
+            break
+        end
+        parts[#parts + 1] = string.sub(name, colon + 1, colon + length)
+        at = colon + length + 1
+    end
+    return parts
+end
+
+-- Queue and workflow of a lane, by its name.
+local function lane_of(name)
+    local parts = split(name)
+    return { queue = parts[1], workflow = parts[2] }
 end
 
 local function order(number)

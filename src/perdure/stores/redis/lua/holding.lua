@@ -3,7 +3,7 @@
 -- GROUPS. A run takes part in its group while it is queued or running, and, as declared, while it waits or backs off:
 -- then it has a slot (`slot` 1) or stands in the line for one (2); otherwise it takes no part (0). A group counts its
 -- slots, how many of them run, and its line. :line holds those in the line, :early the queued ones with a slot that may
--- lose it (they have not begun, or keep no slot), :begun the queued ones that keep theirs; each by priority, then number.
+-- lose it (they have not begun, or keep no slot), :begun all others with a slot; each by priority, then number.
 -- :late holds those that the group's rate has put off (state scheduled, held for `rate`), by priority, then place.
 --
 -- SESSIONS. At most 64 runs of a session are ready (`seat` 1), in :seats; the others are on the :bench (2). 3 runs, and 0
@@ -119,6 +119,7 @@ local function leave_seat(run, session)
         session.seated = session.seated - 1
     elseif s.seat == 2 then
         zrem(P .. 'bench:' .. session.name, s.place .. run.id)
+        count(run.fact.lane, 'session', -1)
         session.benched = session.benched - 1
     elseif s.seat then
         session.other = session.other - 1
@@ -136,6 +137,7 @@ local function take_seat(run, session, seat)
         session.seated = session.seated + 1
     elseif seat == 2 then
         zadd(P .. 'bench:' .. session.name, rank(run))
+        count(run.fact.lane, 'session', 1)
         session.benched = session.benched + 1
     else
         session.other = session.other + 1
@@ -291,10 +293,22 @@ local function group_set(run)
     local s = run.s
     if s.slot == 2 then
         return 'line:'
-    elseif s.slot == 1 and (s.state == 'queued' or s.held == 'rate') then
-        return (s.begun and not run.fact.no_keep) and 'begun:' or 'early:'
+    elseif s.slot ~= 1 then
+        return ''
     end
-    return ''
+    local may_lose = run.fact.no_keep or not s.begun
+    return may_lose and (s.state == 'queued' or s.held == 'rate') and 'early:' or 'begun:'
+end
+
+-- As what of its group's the run is counted in reports on queues.
+local function kept_as(s)
+    if s.slot == 2 or (s.slot == 1 and s.held == 'group') then
+        return 'group'
+    elseif s.slot == 1 and s.held == 'paused' then
+        return 'group paused'
+    elseif s.held == 'rate' then
+        return 'rate'
+    end
 end
 
 -- Brings the sets and counts of the group up to date with its run.
@@ -320,6 +334,16 @@ local function note(run, group)
             zrem(P .. 'late:' .. group.name, s.place .. run.id)
         end
         s.late = late or nil
+    end
+    local kept = kept_as(s)
+    if kept ~= s.counted then
+        if s.counted then
+            count(run.fact.lane, s.counted, -1)
+        end
+        if kept then
+            count(run.fact.lane, kept, 1)
+        end
+        s.counted = kept
     end
     local has, had = s.slot == 1, s.has_slot or false
     if has ~= had then

@@ -1,6 +1,7 @@
 -- uses: core holding starting keeping ending
 -- Queues runs that ended once more: one, of which what can't be is said, or several, of which those are left out whose
--- unique key another live run has. Answers the ids of those that it does.
+-- unique key another live run has. Answers the ids of those that it does; with `dry_run` of those that it would, and the
+-- keys that they would have then: what is told as `claimed` to the next such question.
 
 -- Whether another live run has its key; one that gave it up when it began does not ask for it again.
 local function key_taken(run, claimed)
@@ -60,12 +61,17 @@ if args.run_id then
     again(run)
     done[1] = run.id
 else
+    for _, key in ipairs(args.claimed or {}) do
+        claimed[key] = true
+    end
+    local keys = {}
     for _, id in ipairs(args.ids) do
         local run = find(id)
         if run and (run.s.state == 'failed' or run.s.state == 'cancelled') and not key_taken(run, claimed) then
             local key = unique_key(run.fact)
             if key and not (run.fact.debounced and run.s.begun) then
                 claimed[key] = true
+                keys[#keys + 1] = key
             end
             done[#done + 1] = id
             if not args.dry_run then
@@ -73,6 +79,9 @@ else
             end
         end
     end
+    if args.dry_run then
+        return pack({ ids = done, claimed = keys })
+    end
 end
 flush()
-return pack(done)
+return pack({ ids = done })
