@@ -16,7 +16,7 @@ from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores.redis.durability import Rounds
 from perdure.stores.redis.errors import DRIVER_ERRORS, code, is_broken, translate
 from perdure.stores.redis.route import Route
-from perdure.stores.redis.scripts import Script, load
+from perdure.stores.redis.scripts import Script
 from perdure.stores.redis.url import Address, Durability, Kind, Location
 from perdure.stores.redis.wire import FAREWELL, Argument, Connection, dial, pack, version_of
 
@@ -25,7 +25,7 @@ _PATIENCE = 5.0
 _MOST_TURNS = 8
 """How often a call is made anew when the server did not know the script, or does not have the partition any more."""
 _WAITAOF_SINCE = (7, 2)
-_READY = load("ready")
+_READY = Script.of("ready", "return 1")
 
 T = TypeVar("T")
 Link: TypeAlias = Connection | Rounds

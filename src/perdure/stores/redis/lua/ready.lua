@@ -1,3 +1,0 @@
--- Whether scripts can be run: when a store is opened. Reads and writes nothing.
-
-return 1
