@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import hiredis
@@ -32,7 +32,7 @@ from servers.postgres import free_port
 
 CHOICE = "PERDURE_TEST_REDIS"
 _PATIENCE = 60.0
-_ALWAYS = {"bind": "127.0.0.1", "save": "", "daemonize": "no", "loglevel": "notice", "enable-debug-command": "yes"}
+_ALWAYS = {"bind": "127.0.0.1", "save": "", "daemonize": "no", "loglevel": "notice", "repl-diskless-sync-delay": "0"}
 _DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 _SENTINEL = """\
 port {port}
@@ -45,6 +45,7 @@ sentinel failover-timeout {service} 2000
 _WATCH = 'read _; kill -KILL "$0"; while kill -0 "$0"; do sleep 0.1; done; rm -rf "$1"'
 
 _numbers = itertools.count(1)
+_ports: set[int] = set()
 
 
 class Redis:
@@ -91,12 +92,23 @@ class RedisServer(Redis):
         self.directory = Path(tempfile.mkdtemp(prefix="perdure-redis-"))
         self.log = self.directory / "log"
         self.settings = {**_ALWAYS, **(_DURABLE if durable else {}), **(settings or {})}
-        self.port = port or free_port()
+        self.port = port or _port()
         self.binary = binary
         self._arguments: list[str | Path] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._watchman: subprocess.Popen[bytes] | None = None
         super().__init__(f"redis://127.0.0.1:{self.port}")
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     @property
     def pid(self) -> int | None:
@@ -142,6 +154,10 @@ class RedisServer(Redis):
             return True
 
         until(ready, lambda: self.log.read_text(errors="replace")[-2000:])
+
+    def wait_until_following(self) -> None:
+        """Waits until a replica has all that its primary has, and gets what comes."""
+        until(lambda: b"master_link_status:up" in self.run("INFO", "replication"))
 
     def stop(self) -> None:
         """Stops it in good order: what is to be saved is saved."""
@@ -203,10 +219,23 @@ class Sentinels:
     def servers(self) -> list[RedisServer]:
         return [self.primary, *self.replicas]
 
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
     def start(self) -> None:
         """Returns when the sentinels know each other and the replicas."""
         for server in self.servers:
             server.start()
+        for server in self.replicas:
+            server.wait_until_following()
         for sentinel in self.sentinels:
             config = sentinel.directory / "sentinel.conf"
             config.write_text(
@@ -248,7 +277,7 @@ class Cluster:
 
     def __init__(self, primaries: int, replicas: int, settings: Mapping[str, str] | None) -> None:
         def node() -> RedisServer:
-            ours = {"cluster-enabled": "yes", "cluster-node-timeout": "1000", "cluster-port": str(free_port())}
+            ours = {"cluster-enabled": "yes", "cluster-node-timeout": "1000", "cluster-port": str(_port())}
             return own_server({**ours, **(settings or {})})
 
         self.primaries = [node() for _ in range(primaries)]
@@ -258,6 +287,17 @@ class Cluster:
     @property
     def servers(self) -> list[RedisServer]:
         return [*self.primaries, *self.replicas]
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def start(self) -> None:
         """Returns when all nodes agree."""
@@ -276,7 +316,8 @@ class Cluster:
                 lambda server=server, number=number: self._follow(server, self.primaries[number % len(self.primaries)])
             )
         until(lambda: all(b"cluster_state:ok" in server.run("CLUSTER", "INFO") for server in self.servers))
-        until(lambda: all(self._has_replicas(server) for server in self.primaries))
+        for server in self.replicas:
+            server.wait_until_following()
 
     def owner(self, key: bytes) -> RedisServer:
         """The primary that has the slot of a key, as the first node that answers has it."""
@@ -320,10 +361,6 @@ class Cluster:
         except hiredis.ReplyError:
             return False  # It has not heard of it yet.
         return True
-
-    def _has_replicas(self, server: RedisServer) -> bool:
-        wanted = len(self.replicas) // len(self.primaries)
-        return wanted == 0 or server.run("WAIT", wanted, 100) >= wanted
 
 
 def installed() -> dict[str, Path]:
@@ -384,6 +421,14 @@ def redis() -> Redis:
 def redis_url(of: str) -> str:
     """The URL of an empty namespace on the shared server; the same one for the same `of`."""
     return redis().namespace()
+
+
+def _port() -> int:
+    """A free port that no other server of this process was given: they may not have begun to listen."""
+    while (port := free_port()) in _ports:
+        pass
+    _ports.add(port)
+    return port
 
 
 def until(true: Callable[[], bool], what: Callable[[], str] = lambda: "it did not come true") -> None:

@@ -25,6 +25,7 @@ _PATIENCE = 5.0
 _MOST_TURNS = 8
 """How often a call is made anew when the server did not know the script, or does not have the partition any more."""
 _WAITAOF_SINCE = (7, 2)
+_READY = Script.of("ready", "return 1")
 
 T = TypeVar("T")
 Link: TypeAlias = Connection | Rounds
@@ -54,15 +55,11 @@ class Redis:
         """
         self._closed = False
         for partition in range(len(self.prefixes)):
-            try:
-                link, _ = await self._link(partition, durable=False)
-                self._check(link)
-                # HELLO is answered also by a server that loads its data, or by one that wants a password.
-                reply = await link.send(pack("EVAL", "return 1", 1, self.prefixes[partition]))
-                if isinstance(reply, hiredis.ReplyError) and code(reply) not in ("ASK", "MOVED"):
-                    raise reply
-            except DRIVER_ERRORS as error:
-                raise translate(error, self.location) from error
+            link, _ = await self._connected(partition, durable=False)
+            if self.location.durability is Durability.FSYNC:
+                await self._check_fsync(link, partition)
+            # HELLO is answered also by a server that loads its data, or lets this user run no scripts.
+            await self.call(_READY, partition=partition)
 
     async def call(self, script: Script, *args: Argument, partition: int = 0, durable: bool = False) -> Any:
         """Runs a script with the prefix of a partition as its one key, and returns its reply: `bytes`, `int`, None for
@@ -77,9 +74,11 @@ class Redis:
         self.calls += 1
         durable = durable and self.location.durability is not Durability.DEFAULT
         command = pack("EVALSHA", script.sha1, 1, self.prefixes[partition], *args)
+        same: tuple[Link, Address] | None = None
         turns, until = 0, 0.0
         while True:
-            link, address = self._idle(partition, durable) or await self._connected(partition, durable)
+            link, address = same or self._idle(partition, durable) or await self._connected(partition, durable)
+            same = None
             try:
                 reply = await link.send(command)
             except DRIVER_ERRORS as error:
@@ -91,6 +90,7 @@ class Redis:
             match code(reply):
                 case "NOSCRIPT" if turns < _MOST_TURNS:
                     await self._load(script, link)
+                    same = link, address
                 case "MOVED" if turns < _MOST_TURNS and self.location.kind is Kind.CLUSTER:
                     self._route.moved(partition, reply, address)
                 case "ASK" | "TRYAGAIN" if time.monotonic() < (until := until or time.monotonic() + _PATIENCE):
@@ -209,12 +209,14 @@ class Redis:
             self._route.forget(address)
         return translate(error, self.location)
 
-    def _check(self, link: Link) -> None:
-        if self.location.durability is Durability.FSYNC and version_of(link.hello) < _WAITAOF_SINCE:
+    async def _check_fsync(self, link: Link, partition: int) -> None:
+        """Refuses a server that can't wait for its disk."""
+        if version_of(link.hello) < _WAITAOF_SINCE:
             raise StoreError(
                 f"the store {self.location.name} is on Redis {link.hello[b'version'].decode()}, which can't wait for"
                 " its disk: durability=fsync needs Redis 7.2 or Valkey 8.0, or newer"
             )
+        await self.run("WAITAOF", 1, 0, 1, partition=partition)
 
 
 class _Links:

@@ -71,13 +71,12 @@ class Rounds:
         self._going = None
 
     async def _round(self, calls: list[_Call]) -> None:
-        replies = [self._connection.send(command) for command, _ in calls]
-        confirmed = await self._connection.send(self._wait)
+        sent = [self._connection.send(command) for command in (*(command for command, _ in calls), self._wait)]
+        *replies, confirmed = await asyncio.gather(*sent)
         if isinstance(confirmed, hiredis.ReplyError):
             raise confirmed
         short = self._short(confirmed)
-        for (_, future), replied in zip(calls, replies, strict=True):
-            reply = replied.result()
+        for (_, future), reply in zip(calls, replies, strict=True):
             if future.done():
                 continue
             if short is None or isinstance(reply, hiredis.ReplyError):

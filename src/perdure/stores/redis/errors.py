@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 
@@ -102,6 +103,11 @@ def _translate(error: BaseException, location: Location, where: str) -> Exceptio
         return StoreError(f"{where} answers in a way that is not Redis's: look at host and port in the URL ({error})")
     if isinstance(error, ssl.SSLCertVerificationError):
         return StoreError(f"{where} shows a certificate that is not trusted: give ca=…, or verify=no ({error})")
+    if isinstance(error, FileNotFoundError | PermissionError | ssl.SSLError) and location.tls is not None:
+        for option in ("ca", "cert", "key"):
+            file = getattr(location.tls, option)
+            if file is not None and not os.access(file, os.R_OK):
+                return StoreError(f"{where} can't be used: {option} is {file!r}, and there is no such file to be read")
     if isinstance(error, TimeoutError):
         return StoreUnavailable(f"{where} did not answer in time")
     if isinstance(error, Lost):
@@ -117,8 +123,9 @@ def _from_server(error: hiredis.ReplyError, location: Location, where: str) -> E
         return DOMAIN[name](text) if name in DOMAIN else StoreError(f"{where} failed: {rest}")
     if word == "MOVED" and location.kind is not Kind.CLUSTER:
         return StoreError(f"{where} is a node of a cluster: write redis+cluster:// instead of redis://")
-    if word == "NOPERM" or "ACL failure in script" in said:
-        return StoreError(f"{where} does not permit that to this user: {_right(said, location)} ({said})")
+    if word == "NOPERM" or "ACL failure in script" in said or "The user executing the script" in said:
+        lacks, advice = missing_right(error, location)
+        return StoreError(f"{where} does not permit that to this user: it lacks {lacks}; {advice} ({said})")
     if word in _SAID:
         return StoreError(f"{where} {_SAID[word].format(namespace=location.namespace)} ({said})")
     if word in _SAID_FOR_NOW:
@@ -127,20 +134,24 @@ def _from_server(error: hiredis.ReplyError, location: Location, where: str) -> E
         return StoreUnavailable(f"{where} has no connection left: raise its maxclients ({said})")
     if "DB index is out of range" in said:
         return StoreError(f"{where} has no such database: correct its number in the URL ({said})")
-    if "without any password configured" in said:
-        return StoreError(f"{where} has no password, and the URL gives one: leave it out ({said})")
+    if "appendonly is disabled" in said:
+        return StoreError(f"{where} has no append-only file: durability=fsync needs its setting appendonly ({said})")
     unknown = _UNKNOWN.search(said)
     if unknown is not None:
         return StoreError(f"{where} has no command {unknown[1]}: it is too old, or the command is disabled ({said})")
     return StoreError(f"{where} failed: {said}")
 
 
-def _right(said: str, location: Location) -> str:
-    """What a user lacks, by the words of the server."""
+def missing_right(error: hiredis.ReplyError, location: Location) -> tuple[str, str]:
+    """What a user lacks, by the words of the server, and what to do about it."""
+    said = str(error)
     user = location.user or "default"
+    begin = f"{{{location.namespace}{':' if location.kind is Kind.CLUSTER else '}'}*"
     command = _COMMAND.search(said)
     if command is not None:
-        return f"it lacks the command {command[1]}; ACL SETUSER {user} +{command[1]}"
+        return f"the command {command[1]}", f"ACL SETUSER {user} +{command[1]}"
+    if "can't run this command" in said:  # Of a script, by a server that does not say which.
+        return "a command", "`perdure doctor` names those that it lacks"
     if "channel" in said:
-        return f"it lacks channels; ACL SETUSER {user} '&{{{location.namespace}*'"
-    return f"it lacks keys; ACL SETUSER {user} '~{{{location.namespace}*'"
+        return "channels", f"ACL SETUSER {user} '&{begin}'"
+    return "keys", f"ACL SETUSER {user} '~{begin}'"

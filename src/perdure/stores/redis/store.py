@@ -38,12 +38,25 @@ from perdure.stores.base import (
     Subscription,
     Topic,
 )
-from perdure.stores.redis import batches, control, lists, queues, reads, retention, starts as starting, timetable
+from perdure.stores.redis import (
+    batches,
+    control,
+    doctor,
+    listen,
+    lists,
+    queues,
+    reads,
+    retention,
+    starts as starting,
+    timetable,
+)
 from perdure.stores.redis import limits as limiting
 from perdure.stores.redis import worker as workers
 from perdure.stores.redis.connect import Redis
 from perdure.stores.redis.exchange import exchange
-from perdure.stores.redis.session import Session
+from perdure.stores.redis.keeper import LeaseKeeper
+from perdure.stores.redis.scripts import load
+from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.url import Location
 
 
@@ -76,6 +89,12 @@ class RedisStore:
 
     async def script(self) -> str:
         return ""
+
+    async def check(self) -> list[Finding]:
+        return await doctor.examine(self._location)
+
+    async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
+        return await listen.subscribe(self._location, topic, wake)
 
     async def now(self) -> Millis:
         return await reads.now(self._db)
@@ -183,6 +202,10 @@ class RedisStore:
 
     async def register(self, worker: Registration) -> int:
         return await workers.register(self._db, worker)
+
+    def keeper(self, worker: int, lease: Millis) -> Keeper:
+        asked = encode({"worker": worker, "lease": lease})
+        return LeaseKeeper(self._location, lease, load("renew"), lambda: (self._db.clock(), asked))
 
     async def exchange(self, exchange_: Exchange) -> Exchanged:
         return await exchange(self._db, exchange_)
