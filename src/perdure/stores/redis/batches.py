@@ -14,10 +14,8 @@ from perdure.stores.redis.control import explain
 from perdure.stores.redis.session import Refused, Session, encode
 from perdure.stores.redis.starts import Answer, answers, ask
 
-_AT_ONCE = 500
-"""The most runs that one script makes and lets in at once."""
 _PART = 200
-"""The most that one makes of a batch that is longer: it bounds how long a server is kept busy."""
+"""The most runs that one script makes, of a batch that can be made in parts: it bounds how long a server is kept busy."""
 
 _Answers = list[int | Answer]
 
@@ -30,7 +28,7 @@ async def open_batch(db: Session, batch: str, starts: Sequence[Start], callback:
     unique keys is made at once, however long it is: what it does to runs that have the keys can't be taken back.
     """
     try:
-        if len(starts) > _AT_ONCE and not any(start.unique for start in starts):
+        if len(starts) > _PART and not any(start.unique for start in starts):
             return await _open_in_parts(db, batch, starts, callback)
         asked: dict[str, Any] = {"batch": batch, "starts": [ask(replace(start, batch=batch)) for start in starts]}
         if callback is not None:
