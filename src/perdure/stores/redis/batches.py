@@ -15,7 +15,7 @@ from perdure.stores.redis.session import Refused, Session, encode
 from perdure.stores.redis.starts import Answer, answers, ask
 
 _PART = 200
-"""The most runs that one script makes, of a batch that can be made in parts: it bounds how long a server is kept busy."""
+"""The most runs of a batch that one script makes, if it can: it bounds how long a server is kept busy."""
 
 _Answers = list[int | Answer]
 
