@@ -140,6 +140,9 @@ local function take(run)
         end
     end
     move(run, 'running')
+    if s.why then
+        call('SADD', P .. 'stop:' .. s.worker, run.id)
+    end
     claimed_bytes = claimed_bytes + s.size + (s.kept_size or 0)
     claimed[#claimed + 1] = { run = run, number = claimer.next }
     claimer.next = claimer.next + 1
