@@ -364,6 +364,13 @@ local function claim_within_budgets(names, slots, after)
             slots, after = slots - 1, queue
         end
     end
+    -- What was claimed since a rate closed a lane may have filled a limit of it, which opens at no time that is known.
+    closed, opens = {}, nil
+    for _, name in ipairs(names) do
+        if head_of(name) then
+            open(name)
+        end
+    end
     note_rates()
     if #late > 0 then
         put_off(late)
