@@ -33,7 +33,7 @@ def token_text(token: int) -> str:
 
 def token_number(text: str) -> int:
     """A token from its text."""
-    worker, _, low = text.partition("-")
+    worker, _, low = text.rpartition("-")
     return (int(worker) << 40) + int(low)
 
 

@@ -20,7 +20,7 @@ _RETRIED = 100
 
 
 class _Page(Shown):
-    ids: list[str] = []
+    ids: tuple[str, ...] = ()
     total: int | None = None
     """How many match in all, if the script knows."""
     at: int | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from perdure.errors import InvalidInput
 from perdure.model import Millis, OnConflict, Start, Started
 from perdure.stores.redis.session import Session
 
@@ -26,7 +27,7 @@ class Facts(Struct, omit_defaults=True):
     group_limit: int = 1
     no_keep: bool = False
     session: str = ""
-    unique: str = ""
+    unique: str | None = None
     debounced: bool = False
     batch: str = ""
     max_crashes: int = 5
@@ -72,8 +73,12 @@ async def enqueue(db: Session, starts: Sequence[Start]) -> list[Started]:
 
 
 def ask(start: Start, *, parent: str = "", batch: str = "") -> Asked:
-    """A start as scripts take it; `parent` and `batch` are for one that names none."""
+    """A start as scripts take it; `parent` and `batch` are for one that names none. Raises `InvalidInput` for a NUL."""
     unique = start.unique
+    texts = [start.id, start.queue, start.workflow, start.version, start.group, start.session, start.batch or batch]
+    texts += [unique.key if unique else "", *start.labels, *start.labels.values()]
+    if "\0" in "".join(texts):
+        raise InvalidInput(f"a name, key or label of run {start.id!r} has a NUL, which no store keeps")
     facts = Facts(
         start.workflow,
         start.queue,
@@ -84,7 +89,7 @@ def ask(start: Start, *, parent: str = "", batch: str = "") -> Asked:
         start.group_limit,
         not start.group_keep,
         start.session,
-        unique.key if unique else "",
+        unique.key if unique else None,
         unique is not None and unique.on_conflict is OnConflict.DEBOUNCE,
         start.batch or batch,
         start.max_crashes,
