@@ -7,12 +7,13 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from msgspec import msgpack
 
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores.redis import connect, wire
 from perdure.stores.redis.connect import Redis
 from perdure.stores.redis.route import slot
-from perdure.stores.redis.scripts import Script
+from perdure.stores.redis.scripts import Script, load
 from perdure.stores.redis.url import parse_url
 from servers import redis as servers
 from servers.redis import Cluster, RedisServer, Sentinels, own_server, redis_url
@@ -117,6 +118,17 @@ async def test_a_script_that_was_forgotten_is_loaded_again(own: RedisServer) -> 
     own.run("SCRIPT", "FLUSH")
     assert sorted(await asyncio.gather(*(redis.call(ADD, 1) for _ in range(20)))) == list(range(2, 22))
     await redis.close()
+
+
+async def test_a_function_that_was_forgotten_is_loaded_again(own: RedisServer) -> None:
+    now, arguments = load("now"), ("", msgpack.encode({}))
+    redis, other = Redis(parse_url(own.url)), Redis(parse_url(own.url))
+    for flush in (("FUNCTION", "FLUSH"), ("SCRIPT", "FLUSH")):
+        await redis.call(now, *arguments)
+        own.run(*flush)
+        await asyncio.gather(*(each.call(now, *arguments) for each in (redis, other) for _ in range(20)))
+    await redis.close()
+    await other.close()
 
 
 async def test_a_script_that_can_not_be_compiled(redis: Redis) -> None:

@@ -14,7 +14,7 @@ import hiredis
 
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores.redis.durability import Rounds
-from perdure.stores.redis.errors import DRIVER_ERRORS, code, is_broken, translate
+from perdure.stores.redis.errors import DRIVER_ERRORS, code, is_broken, is_unknown, translate
 from perdure.stores.redis.route import Route
 from perdure.stores.redis.scripts import Script
 from perdure.stores.redis.url import Address, Durability, Kind, Location
@@ -73,7 +73,7 @@ class Redis:
         """
         self.calls += 1
         durable = durable and self.location.durability is not Durability.DEFAULT
-        command = pack("EVALSHA", script.sha1, 1, self.prefixes[partition], *args)
+        command = pack(*script.call, 1, self.prefixes[partition], *args)
         same: tuple[Link, Address] | None = None
         turns, until = 0, 0.0
         while True:
@@ -87,7 +87,7 @@ class Redis:
             if not isinstance(reply, hiredis.ReplyError):
                 return reply
             turns += 1
-            match code(reply):
+            match "NOSCRIPT" if is_unknown(reply) else code(reply):
                 case "NOSCRIPT" if turns < _MOST_TURNS:
                     await self._load(script, link)
                     same = link, address
@@ -197,10 +197,10 @@ class Redis:
     async def _load(self, script: Script, link: Link) -> None:
         """Has the server know a script; one loaded in this way it does not forget by itself."""
         try:
-            reply = await link.load(script.source)
+            reply = await link.keep(*script.load, script.source)
         except DRIVER_ERRORS as error:
             raise translate(error, self.location) from error
-        if isinstance(reply, hiredis.ReplyError):
+        if isinstance(reply, hiredis.ReplyError) and "already exists" not in str(reply):  # Somebody else was quicker.
             raise translate(reply, self.location)
 
     def _failed(self, error: hiredis.ReplyError, link: Link, address: Address) -> Exception:

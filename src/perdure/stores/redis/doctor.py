@@ -33,7 +33,7 @@ _BEHIND, _LATE = 16 << 20, 10
 """Bytes and seconds that a replica may lag."""
 
 _CALL = re.compile(r"\bcall\(\s*'([A-Z]+)'")
-_BESIDES = ("evalsha", "ping", "script|load")
+_BESIDES = ("evalsha", "fcall", "function|load", "ping", "script|load")
 _LISTENS = {Kind.CLUSTER: ("cluster|slots", "ssubscribe", "sunsubscribe", "spublish")}
 _WAITS = {Durability.DEFAULT: (), Durability.REPLICATED: ("wait", "set"), Durability.FSYNC: ("waitaof", "set")}
 _LACKS = """

@@ -45,9 +45,9 @@ class Rounds:
             self._going = asyncio.create_task(self._go())
         return future
 
-    def load(self, source: str) -> asyncio.Future[Any]:
-        """As `Connection.load`."""
-        return self._connection.load(source)
+    def keep(self, *command: str) -> asyncio.Future[Any]:
+        """As `Connection.keep`."""
+        return self._connection.keep(*command)
 
     def abort(self) -> None:
         """As `Connection.abort`."""

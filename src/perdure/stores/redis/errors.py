@@ -87,6 +87,11 @@ def is_broken(error: BaseException) -> bool:
     return isinstance(error, hiredis.HiredisError | OSError)
 
 
+def is_unknown(error: hiredis.ReplyError) -> bool:
+    """Whether a server did not know the script or the function that it was to run."""
+    return str(error).startswith(("NOSCRIPT", "ERR Function not found"))
+
+
 def translate(error: BaseException, location: Location) -> Exception:
     """The store's error for what a driver or server said; the words of those are in its parentheses."""
     translated = _translate(error, location, f"the store {location.name}")

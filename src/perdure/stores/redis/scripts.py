@@ -1,4 +1,8 @@
-"""The Lua scripts: made of files, known to servers by the SHA-1 of their text."""
+"""The Lua functions: made of files, and kept by servers under names that have the SHA-1 of their text.
+
+A server runs the text of a script anew with each call, with all that it defines; that of a function it runs once, when
+it loads it. So an exchange costs a third of what it did. Programs of several versions have functions of their own.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +23,52 @@ from perdure.model import (
 
 _CRASHES = 987654321
 """Stands for the number of crashes in the error of a run that is poison; the script puts the number in."""
-_USES = "-- uses: "
 
 
 class Script(Struct, frozen=True):
-    """A script as servers are given it."""
+    """What a server runs: a script, or a function of a library."""
 
     name: str
     source: str
-    sha1: str
+    call: tuple[str, str]
+    """The command that runs it, with the name that servers know it by."""
+    load: tuple[str, str]
+    """The command that has a server keep it, in front of the source."""
 
     @classmethod
     def of(cls, name: str, source: str) -> Script:
         """A script of this text."""
-        return cls(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+        return cls(name, source, ("EVALSHA", _sha1(source)), ("SCRIPT", "LOAD"))
 
 
 @functools.cache
 def load(name: str) -> Script:
-    """The script of a file in `lua`, behind those that its first line says it uses."""
+    """The function in a file of `lua`, behind those that its first line says it uses.
+
+    A second line with flags is for the server: `-- flags: allow-oom` has it run though memory is full, as does
+    `-- flags: no-writes`.
+    """
     text = _read(name)
-    first = text.partition("\n")[0]
-    used = first.removeprefix(_USES).split() if first.startswith(_USES) else []
-    main = f"local function main()\n{text}end\nbegin_call(KEYS, ARGV)\nreturn main()\n"
-    return Script.of(name, "".join((_words(), *map(_read, used), main)))
+    used, flags = _header(text, "uses"), _header(text, "flags")
+    body = "".join((_words(), *map(_read, used), f"local function main()\n{text}end\n"))
+    known = f"perdure_{name}_{_sha1(body + ' '.join(flags))[:16]}"
+    listed = ", ".join(f"'{flag}'" for flag in flags)
+    register = (
+        f"redis.register_function{{ function_name = '{known}', flags = {{ {listed} }},\n"
+        "callback = function(keys, argv)\nbegin_call(keys, argv)\nreturn main()\nend }\n"
+    )
+    return Script(name, f"#!lua name={known}\n{body}{register}", ("FCALL", known), ("FUNCTION", "LOAD"))
+
+
+def _header(text: str, name: str) -> list[str]:
+    for line in text.splitlines()[:2]:
+        if line.startswith(f"-- {name}: "):
+            return line.split()[2:]
+    return []
+
+
+def _sha1(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _read(name: str) -> str:

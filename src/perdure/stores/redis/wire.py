@@ -87,9 +87,9 @@ class Connection(asyncio.Protocol):
             self._flush()
             self._transport.write(command)
 
-    def load(self, source: str) -> asyncio.Future[Any]:
+    def keep(self, *command: str) -> asyncio.Future[Any]:
         """Has the server keep a script, as `send` does."""
-        return self.send(pack("SCRIPT", "LOAD", source))
+        return self.send(pack(*command))
 
     async def run(self, *command: Argument) -> Any:
         """Sends a command and returns its reply. Raises `ReplyError`, and as `send` does."""

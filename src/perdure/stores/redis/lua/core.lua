@@ -42,10 +42,11 @@
 --   :n              hash    the numbers given out last
 
 local P, now, args
-local call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
+local call, pack, unpacked -- which are not there yet when a server loads this
 local resets = {}
 
 local function begin_call(keys, argv)
+    call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
     P, args = keys[1] .. ':', unpacked(argv[2])
     now = tonumber(argv[1])
     if not now then
