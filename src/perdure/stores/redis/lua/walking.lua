@@ -128,7 +128,7 @@ local function next_runs()
             for i = 1, #got, 2 do
                 found[#found + 1] = { id = got[i], seq = tonumber(got[i + 1]) }
             end
-            more, sets = more or #got == 2 * LOOKED_AT, sets + 1
+            more, sets = more or #got == 2 * LOOKED_AT, sets + (#got > 0 and 1 or 0)
         end
     end
     if sets > 1 then
