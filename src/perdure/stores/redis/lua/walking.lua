@@ -1,7 +1,7 @@
 -- Lists of runs by filters: walks the smallest index for what is asked, in the order of the runs' numbers, and looks at a
 -- bounded number of runs. Whoever asks goes on from where it stopped.
 
-local LOOKED_AT = 500
+local LOOKED_AT = 250
 local STATES = { 'queued', 'running', 'scheduled', 'waiting', 'succeeded', 'failed', 'cancelled' }
 
 local query -- which runs are asked for
