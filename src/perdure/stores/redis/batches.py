@@ -8,32 +8,86 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from perdure.errors import InvalidInput, batch_conflict, id_conflict
+from perdure.errors import InvalidInput, PerdureError, batch_conflict, id_conflict
 from perdure.model import MOST_LABELS, BatchRecord, Start, Started
 from perdure.stores.redis.control import explain
-from perdure.stores.redis.session import Refused, Session
+from perdure.stores.redis.session import Refused, Session, encode
 from perdure.stores.redis.starts import Answer, answers, ask
+
+_PART = 200
+"""The most runs of a batch that one script makes, if it can: it bounds how long a server is kept busy."""
+
+_Answers = list[int | Answer]
 
 
 async def open_batch(db: Session, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
     """Makes all runs of a batch and its callback, which waits for them. One that is there is left as it is; raises
     `IdConflict`, and makes nothing, if it is another one.
 
-    It is one script, whatever the number of runs: nothing but that is all or none.
+    A long batch is made in parts: its runs wait until the last one is there, and leave if that never comes. One with
+    unique keys is made at once, however long it is: what it does to runs that have the keys can't be taken back.
     """
-    asked: dict[str, Any] = {"batch": batch, "starts": [ask(replace(start, batch=batch)) for start in starts]}
-    if callback is not None:
-        asked["callback"] = ask(callback)
     try:
-        found = await db.call("open_batch", asked, durable=True)
+        if len(starts) > _PART and not any(start.unique for start in starts):
+            return await _open_in_parts(db, batch, starts, callback)
+        asked: dict[str, Any] = {"batch": batch, "starts": [ask(replace(start, batch=batch)) for start in starts]}
+        if callback is not None:
+            asked["callback"] = ask(callback)
+        return answers(starts, msgspec.convert(await db.call("open_batch", asked, durable=True), _Answers))
     except Refused as refused:
-        said = refused.said[0]
-        if refused.kind == "items":
-            raise batch_conflict(batch, f"with {said} runs, not {len(starts)}") from None
-        if refused.kind == "callback":
-            raise batch_conflict(batch, "with another callback" if said else "without a callback") from None
-        raise id_conflict(said, "a run of this batch") from None
-    return answers(starts, msgspec.convert(found, list[int | Answer]))
+        raise _explain(refused, batch, len(starts)) from None
+
+
+async def _open_in_parts(db: Session, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+    while True:
+        try:
+            return await _stage(db, batch, starts, callback)
+        except Refused as refused:
+            if refused.kind not in ("conflict", "dropped"):
+                raise
+            # What is not open yet goes, be it only what others have left of it.
+            while await db.call("drop_batch", {"batch": batch}, durable=True):
+                pass
+            if refused.kind != "dropped":
+                raise
+
+
+async def _stage(db: Session, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+    asked: dict[str, Any] = {"batch": batch, "items": len(starts)}
+    if callback is not None:
+        asked["callback"] = callback.id
+    # What can't be encoded is found before anything is made.
+    packed = {
+        first: msgspec.Raw(encode([ask(replace(start, batch=batch)) for start in starts[first : first + _PART]]))
+        for first in range(0, len(starts), _PART)
+    }
+    opened = {"batch": batch} if callback is None else {"batch": batch, "callback": msgspec.Raw(encode(ask(callback)))}
+    started: list[Started] = []
+    for first, part in packed.items():
+        asked.update(first=first, starts=part)
+        found = msgspec.convert(await db.call("stage_batch", asked, durable=True), _Answers)
+        started += answers(starts[first : first + _PART], found)
+    while await db.call("commit_batch", opened, durable=True):
+        pass
+    return started
+
+
+def _explain(refused: Refused, batch: str, number: int) -> PerdureError:
+    match refused.kind:
+        case "items":
+            return batch_conflict(batch, f"with {refused.said[0]} runs, not {number}")
+        case "callback":
+            return batch_conflict(batch, "with another callback" if refused.said[0] else "without a callback")
+        case "opening":
+            return batch_conflict(batch, "and is being opened with other runs")
+        case _:
+            return id_conflict(refused.said[0], "a run of this batch")
+
+
+async def tidy(db: Session) -> None:
+    """Goes on with long batches that nobody has gone on with for a while: what is open is let in, the rest removed."""
+    while await db.call("tidy_batches", durable=True):
+        pass
 
 
 async def load_batch(db: Session, batch: str) -> BatchRecord | None:

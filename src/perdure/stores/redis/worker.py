@@ -6,12 +6,14 @@ import msgspec
 from msgspec import Struct
 
 from perdure.stores.base import Registration
+from perdure.stores.redis.batches import tidy
 from perdure.stores.redis.session import Session
 
 
 class _Taken(Struct):
     runs: int
     more: bool
+    batches: bool
 
 
 _Takings = msgspec.msgpack.Decoder(_Taken)
@@ -39,6 +41,8 @@ async def _take_back(db: Session, which: dict[str, str]) -> int:
         found = await db.call("reclaim", which, durable=True, reads=_Takings)
         taken += found.runs
         if not found.more:
+            if found.batches:
+                await tidy(db)
             return taken
 
 

@@ -133,6 +133,9 @@ local function take(run)
     local s = change(run)
     s.worker = claimer.worker
     s.token = token_of(claimer.worker, claimer.serial, claimer.next)
+    if s.why then
+        call('SADD', P .. 'stop:' .. s.worker, run.id) -- It came back without having ended.
+    end
     if not s.begun then
         s.begun = now
         if run.fact.debounced then
@@ -270,32 +273,30 @@ local function claim_within_budgets(names, slots, after)
         return heads[name]
     end
 
-    -- Whether the lane of a ready set lets one more run begin; one that does not is closed, since budgets only get less.
-    local function open(name)
-        if closed[name] then
-            return false
-        end
-        lanes[name] = lanes[name] or lane_of(name)
+    -- When the rates of the lane of a ready set let one more run begin; nil when something else does not.
+    local function lane_opens(name)
         local opens_then = now
         for _, budget in ipairs(lane_budgets(lanes[name])) do
             if budget.left and budget.left <= 0 then
-                closed[name] = true
-                return false
+                return nil
             end
             if budget.rate then
                 opens_then = math.max(opens_then, opens_at(budget.rate, 0))
             end
         end
-        if opens_then > now then
-            opens = opens and math.min(opens, opens_then) or opens_then
-            closed[name] = true
-            return false
-        end
         if string.sub(name, -1) == '@' and rooms <= 0 then
-            closed[name] = true
-            return false
+            return nil
         end
-        return true
+        return opens_then
+    end
+
+    -- Whether the lane of a ready set lets one more run begin; one that does not is closed, since budgets only get less.
+    local function open(name)
+        lanes[name] = lanes[name] or lane_of(name)
+        if not closed[name] and lane_opens(name) ~= now then
+            closed[name] = true
+        end
+        return not closed[name]
     end
 
     while true do
@@ -359,6 +360,12 @@ local function claim_within_budgets(names, slots, after)
             take(run)
             heads[head.name] = nil
             slots, after = slots - 1, queue
+        end
+    end
+    for name in pairs(closed) do
+        local opens_then = lane_opens(name)
+        if opens_then then
+            opens = opens and math.min(opens, opens_then) or opens_then
         end
     end
     note_rates()

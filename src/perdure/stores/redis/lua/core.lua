@@ -33,7 +33,9 @@
 --   :scope          hash    limits and pauses (packed) by KIND:NAME; :budget hash of those with a limit or a rate
 --   :revisions      list    the changes (packed), latest first; :revisions:KIND:NAME those of one scope
 --   :rated          hash    rates of groups (packed) by name; :debt hash what rates have counted, by KIND:NAME
---   :batch:ID       hash    how far it is; :items:ID zset of its runs by number
+--   :batch:ID       string  how far it is (packed); :items:ID zset of its runs by number; :empty zset of those that were
+--                           opened without runs, by time; :opening zset, see staging.lua
+--   :keepers        set     what keeps runs from being pruned; :kept:KEEPER set of these, see retaining.lua
 --   :schedules      hash    schedules (packed); :slots zset by next slot; :made:NAME zset of its live runs by number
 --   :unique:KEY     string  the live run that has it; :taken:KEY zset of all its runs by number
 --   :label:KEY      zset    runs with a label by number

@@ -191,21 +191,20 @@ local function expire(late)
 end
 
 local function drop_signals(id)
-    call('DEL', P .. 'sig:' .. id, P .. 'sigid:' .. id, P .. 'sigw:' .. id, P .. 'sign:' .. id)
+    call('UNLINK', P .. 'sig:' .. id, P .. 'sigid:' .. id, P .. 'sigw:' .. id, P .. 'sign:' .. id)
 end
 
 -- Removes a run that has ended, with all that is kept of it, and wakes those that are parked for it.
 local function remove(run)
     local s, fact, id = run.s, run.fact, run.id
-    flush_sets()
     unfinish(run)
     count(fact.lane, s.state, -1)
     local key = unique_key(fact)
     if key then
-        call('ZREM', P .. 'taken:' .. key, id)
+        zrem(P .. 'taken:' .. key, id)
     end
     if fact.parent then
-        call('ZREM', P .. 'kids:' .. fact.parent, id)
+        zrem(P .. 'kids:' .. fact.parent, id)
     end
     local group = group_of(run)
     if group then
@@ -213,7 +212,7 @@ local function remove(run)
         if group.runs == 0 then
             call('SREM', P .. 'groups:' .. fact.group, group.name)
         end
-        call('ZREM', P .. 'members:' .. fact.group, id)
+        zrem(P .. 'members:' .. fact.group, id)
     end
     local session = session_of(run)
     if session then
@@ -221,10 +220,11 @@ local function remove(run)
     end
     local labels = call('HGET', P .. 'run:' .. id, 'l')
     for name, value in pairs(labels and unpacked(labels) or {}) do
-        call('ZREM', label_key(name, value), id)
+        zrem(label_key(name, value), id)
     end
     if s.awaited then
         wake_parked(id)
+        call('DEL', P .. 'parked:' .. id)
     end
     if s.fired then
         local packed = call('HGET', P .. 'schedules', s.fired)
@@ -237,17 +237,27 @@ local function remove(run)
     for _, name in ipairs({ fact.batch or false, s.calls_back or false }) do
         local batch = name and batch_of(name)
         if batch then
+            local items = P .. 'items:' .. name
             if name == fact.batch then
-                call('ZREM', P .. 'items:' .. name, id)
+                zrem(items, id)
             end
             local callback = batch.callback and batch.callback ~= id and find(batch.callback)
-            if not callback and call('ZCARD', P .. 'items:' .. name) == 0 then
-                call('DEL', P .. 'batch:' .. name)
-                batches[name] = false
+            if not callback then
+                flush_set(items)
+                if call('EXISTS', items) == 0 then
+                    call('DEL', P .. 'batch:' .. name)
+                    batches[name] = false
+                end
             end
         end
     end
-    drop_signals(id)
-    call('DEL', P .. 'run:' .. id, P .. 'cp:' .. id, P .. 'cpo:' .. id, P .. 'cperr:' .. id, P .. 'parked:' .. id)
+    if s.signals then
+        drop_signals(id)
+    end
+    if s.positions then
+        flush_set(P .. 'cpo:' .. id)
+        call('UNLINK', P .. 'cp:' .. id, P .. 'cpo:' .. id, P .. 'cperr:' .. id)
+    end
+    call('UNLINK', P .. 'run:' .. id)
     changed[id], runs[id] = nil, false
 end

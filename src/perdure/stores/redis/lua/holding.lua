@@ -522,6 +522,9 @@ local function move(run, state, wake)
     end
     if state == 'running' then
         sadd(P .. 'owned:' .. s.worker, run.id)
+        if s.why then
+            call('SADD', P .. 'stop:' .. s.worker, run.id)
+        end
     end
     if wake and s.wake ~= wake then
         zadd(P .. 'timer', wake, run.id)

@@ -1,6 +1,7 @@
 -- uses: core holding starting ending working
 -- Takes back the runs of incarnations whose lease has ended, or of those with a name, a bounded number of incarnations,
--- and forgets these. Answers how many runs, and whether there are more.
+-- and forgets these. Answers how many runs, whether there are more, and whether there are batches that somebody opens,
+-- or has left.
 
 local MOST = 8
 
@@ -20,4 +21,5 @@ for i = 1, math.min(#dead, MOST) do
     taken = taken + take_back(tonumber(dead[i]))
 end
 flush()
-return pack({ runs = taken, more = #dead >= MOST })
+local batches_left = call('EXISTS', P .. 'opening') == 1
+return pack({ runs = taken, more = #dead >= MOST, batches = batches_left })
