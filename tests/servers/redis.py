@@ -34,6 +34,8 @@ CHOICE = "PERDURE_TEST_REDIS"
 _PATIENCE = 60.0
 _ALWAYS = {"bind": "127.0.0.1", "save": "", "daemonize": "no", "loglevel": "notice", "repl-diskless-sync-delay": "0"}
 _DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+_KEPT = {"appendonly": "yes", "appendfsync": "no"}
+"""As those have it that keep runs, but for the wait for the disk."""
 _SENTINEL = """\
 port {port}
 bind 127.0.0.1
@@ -411,7 +413,7 @@ def redis() -> Redis:
     choice = os.environ.get(CHOICE, "")
     if "://" in choice:
         return Redis(choice)
-    server = own_server()
+    server = own_server(_KEPT)
     atexit.register(server.remove)
     server.start()
     return server

@@ -7,13 +7,12 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from msgspec import msgpack
 
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores.redis import connect, wire
 from perdure.stores.redis.connect import Redis
 from perdure.stores.redis.route import slot
-from perdure.stores.redis.scripts import Script, load
+from perdure.stores.redis.scripts import Script, every, ready
 from perdure.stores.redis.url import parse_url
 from servers import redis as servers
 from servers.redis import Cluster, RedisServer, Sentinels, own_server, redis_url
@@ -120,13 +119,17 @@ async def test_a_script_that_was_forgotten_is_loaded_again(own: RedisServer) -> 
     await redis.close()
 
 
-async def test_a_function_that_was_forgotten_is_loaded_again(own: RedisServer) -> None:
-    now, arguments = load("now"), ("", msgpack.encode({}))
+async def test_a_server_that_was_opened_knows_all_functions(own: RedisServer) -> None:
     redis, other = Redis(parse_url(own.url)), Redis(parse_url(own.url))
-    for flush in (("FUNCTION", "FLUSH"), ("SCRIPT", "FLUSH")):
-        await redis.call(now, *arguments)
-        own.run(*flush)
-        await asyncio.gather(*(each.call(now, *arguments) for each in (redis, other) for _ in range(20)))
+    await asyncio.gather(redis.open(), other.open())
+    assert len(own.run("FUNCTION", "LIST")) == len(every()) + 1
+    own.run("CONFIG", "RESETSTAT")
+    again = Redis(parse_url(own.url))
+    await again.open()
+    await again.close()
+    assert b"function|load" not in own.run("INFO", "commandstats")
+    own.run("FUNCTION", "FLUSH")
+    await asyncio.gather(*(each.call(ready()) for each in (redis, other) for _ in range(20)))
     await redis.close()
     await other.close()
 
@@ -290,9 +293,10 @@ async def test_no_connection_left(own: RedisServer) -> None:
 
 @pytest.mark.parametrize("kind", servers.installed())
 async def test_a_full_server_does_all_of_a_script_or_nothing(kind: str) -> None:
-    with own_server({"maxmemory": "1"}, kind=kind) as server:
+    with own_server(kind=kind) as server:
         redis = Redis(parse_url(server.url))
         await redis.open()
+        server.run("CONFIG", "SET", "maxmemory", 1)
         with pytest.raises(StoreUnavailable, match="is full: it uses more memory than its maxmemory"):
             await redis.call(ADD, 1)
         assert await redis.call(Script.of("frees", f"redis.call('DEL', KEYS[1] .. ':x') {ADD.source}"), 1) == 1

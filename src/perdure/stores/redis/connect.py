@@ -16,7 +16,7 @@ from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores.redis.durability import Rounds
 from perdure.stores.redis.errors import DRIVER_ERRORS, code, is_broken, is_unknown, translate
 from perdure.stores.redis.route import Route
-from perdure.stores.redis.scripts import Script
+from perdure.stores.redis.scripts import Script, every, ready
 from perdure.stores.redis.url import Address, Durability, Kind, Location
 from perdure.stores.redis.wire import FAREWELL, Argument, Connection, dial, pack, version_of
 
@@ -25,7 +25,6 @@ _PATIENCE = 5.0
 _MOST_TURNS = 8
 """How often a call is made anew when the server did not know the script, or does not have the partition any more."""
 _WAITAOF_SINCE = (7, 2)
-_READY = Script.of("ready", "return 1")
 
 T = TypeVar("T")
 Link: TypeAlias = Connection | Rounds
@@ -58,15 +57,14 @@ class Redis:
             link, _ = await self._connected(partition, durable=False)
             if self.location.durability is Durability.FSYNC:
                 await self._check_fsync(link, partition)
-            # HELLO is answered also by a server that loads its data, or lets this user run no scripts.
-            await self.call(_READY, partition=partition)
+            await self._make_ready(link, partition)
 
     async def call(self, script: Script, *args: Argument, partition: int = 0, durable: bool = False) -> Any:
-        """Runs a script with the prefix of a partition as its one key, and returns its reply: `bytes`, `int`, None for
-        false and nil, or a list of them.
+        """Runs a function (or script) with the prefix of a partition as its one key, and returns its reply: `bytes`,
+        `int`, None for false and nil, or a list of them.
 
-        `durable` has it return when what it wrote is as durable as the URL says. A script that the server does not know
-        is loaded; where the keys of a partition have moved to is followed.
+        `durable` has it return when what it wrote is as durable as the URL says. One that the server does not know is
+        loaded; where the keys of a partition have moved to is followed.
 
         Raises `StoreUnavailable` when it may or may not have been done, or may work later, and other kinds of
         `StoreError`, or of those that scripts raise, when it will not.
@@ -193,6 +191,18 @@ class Redis:
                 links = self._loops.setdefault(loop, _Links())
             await links.begin()
         return links
+
+    async def _make_ready(self, link: Link, partition: int) -> None:
+        """Has a server know all functions: one that is full takes none that it does not know yet, and those that make
+        room would be among them. HELLO is answered also by a server that loads its data, or lets this user run none."""
+        try:
+            reply = await link.send(pack(*ready().call, 1, self.prefixes[partition]))
+        except DRIVER_ERRORS as error:
+            raise translate(error, self.location) from error
+        if isinstance(reply, hiredis.ReplyError) and is_unknown(reply):
+            for each in every():  # Others get their turns in between.
+                await self._load(each, link)
+        await self.call(ready(), partition=partition)
 
     async def _load(self, script: Script, link: Link) -> None:
         """Has the server know a script; one loaded in this way it does not forget by itself."""

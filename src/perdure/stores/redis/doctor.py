@@ -33,7 +33,7 @@ _BEHIND, _LATE = 16 << 20, 10
 """Bytes and seconds that a replica may lag."""
 
 _CALL = re.compile(r"\bcall\(\s*'([A-Z]+)'")
-_BESIDES = ("evalsha", "fcall", "function|load", "ping", "script|load")
+_BESIDES = ("fcall", "function|load", "ping")
 _LISTENS = {Kind.CLUSTER: ("cluster|slots", "ssubscribe", "sunsubscribe", "spublish")}
 _WAITS = {Durability.DEFAULT: (), Durability.REPLICATED: ("wait", "set"), Durability.FSYNC: ("waitaof", "set")}
 _LACKS = """
@@ -101,7 +101,7 @@ class _Server:
             ]
         return [*findings, *self._denied]
 
-    async def _ask(self, *command: Argument, severity: Severity = Severity.OK) -> Any:
+    async def _ask(self, *command: Argument) -> Any:
         """The reply to a command; None when the user may not run it."""
         try:
             return await self._connection.run(*command)
@@ -111,7 +111,7 @@ class _Server:
             lacks, advice = missing_right(error, self._location)
         self._denied.append(
             Finding(
-                severity,
+                Severity.OK,
                 f"not everything was looked at: this user lacks {lacks}",
                 f"{advice}, or run this as another user",
             )
@@ -140,8 +140,7 @@ class _Server:
         """By what a script may see of them: nothing is run."""
         listens = _LISTENS.get(self._location.kind, ("subscribe", "unsubscribe", "publish"))
         needed = {*_scripted(), *_BESIDES, *listens, *_WAITS[self._location.durability]}
-        sha1 = await self._ask("SCRIPT", "LOAD", _LACKS, severity=Severity.PROBLEM)
-        found = sha1 and await self._ask("EVALSHA", sha1, 1, self._prefix, *sorted(needed), severity=Severity.PROBLEM)
+        found = await self._ask("EVAL", _LACKS, 1, self._prefix, *sorted(needed))
         if found is None:
             return []
         lacks = [each.decode() for each in found]

@@ -60,6 +60,21 @@ def load(name: str) -> Script:
     return Script(name, f"#!lua name={known}\n{body}{register}", ("FCALL", known), ("FUNCTION", "LOAD"))
 
 
+@functools.cache
+def every() -> tuple[Script, ...]:
+    """All functions."""
+    names = sorted(each.name.removesuffix(".lua") for each in (files("perdure.stores.redis") / "lua").iterdir())
+    return tuple(load(name) for name in names if _header(_read(name), "uses"))
+
+
+@functools.cache
+def ready() -> Script:
+    """A function that is loaded behind all others: a server that knows it knows them all."""
+    known = f"perdure_ready_{_sha1(' '.join(each.call[1] for each in every()))[:16]}"
+    source = f"#!lua name={known}\nredis.register_function('{known}', function() return 1 end)\n"
+    return Script("ready", source, ("FCALL", known), ("FUNCTION", "LOAD"))
+
+
 def _header(text: str, name: str) -> list[str]:
     for line in text.splitlines()[:2]:
         if line.startswith(f"-- {name}: "):
