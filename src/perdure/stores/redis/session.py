@@ -16,6 +16,11 @@ T = TypeVar("T")
 encode = msgspec.msgpack.Encoder().encode
 
 
+class _Refusal(msgspec.Struct):
+    refused: str
+    said: list[Any] = msgspec.field(name="with")
+
+
 class Refused(Exception):
     """A script did not do what it was asked for: `kind` is its word for why, `said` what it says besides."""
 
@@ -55,7 +60,8 @@ class Session:
         reply = await self.redis.call(load(name), self.clock(), packed, durable=durable)
         if reads is not None:
             return reads.decode(reply)
-        found = msgspec.msgpack.decode(reply)
+        found: object = msgspec.msgpack.decode(reply)
         if isinstance(found, dict) and "refused" in found:
-            raise Refused(found["refused"], found["with"])
+            refusal = msgspec.convert(found, _Refusal)
+            raise Refused(refusal.refused, refusal.said)
         return found
