@@ -58,6 +58,8 @@ def explain(refused: Refused, run_id: str) -> PerdureError:
         case "succeeded":
             return RunNotEnded(f"run {run_id} has succeeded: name the checkpoint from which to do it again")
         case "taken":
-            return KeyTaken(f"run {run_id} can't be retried: its unique key is another live run's; cancel that one first")
+            return KeyTaken(
+                f"run {run_id} can't be retried: its unique key is another live run's; cancel that one first"
+            )
         case kind:
             raise ValueError(f"a script said {kind!r}, which nothing here knows")

@@ -164,9 +164,7 @@ def _asked(said: Exchange) -> dict[str, Any]:
             {"id": watch.ref, "token": token_text(watch.token), "wait": watch.wait} for watch in said.watches
         ]
     if said.told:
-        asked["told"] = [
-            {"id": told.ref, "token": token_text(told.token), "status": told.status} for told in said.told
-        ]
+        asked["told"] = [{"id": told.ref, "token": token_text(told.token), "status": told.status} for told in said.told]
     if said.owned:
         asked["owned"] = [{"id": ref, "token": token_text(token)} for ref, token in said.owned]
     if said.fires:

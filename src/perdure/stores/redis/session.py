@@ -43,7 +43,12 @@ class Session:
         self, name: str, args: object = ..., *, durable: bool = ..., reads: msgspec.msgpack.Decoder[T]
     ) -> T: ...
     async def call(
-        self, name: str, args: object = None, *, durable: bool = False, reads: msgspec.msgpack.Decoder[Any] | None = None
+        self,
+        name: str,
+        args: object = None,
+        *,
+        durable: bool = False,
+        reads: msgspec.msgpack.Decoder[Any] | None = None,
     ) -> Any:
         """Runs a script; `durable` for those that write what must not be lost. Raises `Refused`."""
         packed = encode({} if args is None else args)

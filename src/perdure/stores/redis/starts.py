@@ -58,7 +58,7 @@ class Answer(Struct):
 Answers = msgspec.msgpack.Decoder(list[int | Answer])
 
 
-_CHUNK = 500
+_CHUNK = 200
 """The most runs that one call makes: it bounds how long a server is kept busy by it."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from perdure.model import (
+    Arrived,
     BatchRecord,
     Checkpoint,
     Count,
@@ -26,7 +27,6 @@ from perdure.model import (
     Started,
     State,
     WorkerRecord,
-    Arrived,
 )
 from perdure.stores.base import (
     PAGE,
@@ -47,10 +47,12 @@ from perdure.stores.redis import (
     queues,
     reads,
     retention,
-    starts as starting,
     timetable,
 )
 from perdure.stores.redis import limits as limiting
+from perdure.stores.redis import (
+    starts as starting,
+)
 from perdure.stores.redis import worker as workers
 from perdure.stores.redis.connect import Redis
 from perdure.stores.redis.exchange import exchange

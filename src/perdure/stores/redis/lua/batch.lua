@@ -1,4 +1,5 @@
 -- uses: core holding starting
+-- flags: no-writes
 -- How far a batch has come; false when there is none, or none that is open.
 
 local batch = batch_of(args.batch)

@@ -133,9 +133,6 @@ local function take(run)
     local s = change(run)
     s.worker = claimer.worker
     s.token = token_of(claimer.worker, claimer.serial, claimer.next)
-    if s.why then
-        call('SADD', P .. 'stop:' .. s.worker, run.id) -- It came back without having ended.
-    end
     if not s.begun then
         s.begun = now
         if run.fact.debounced then

@@ -1,4 +1,5 @@
 -- uses: core holding starting ending staging
+-- flags: allow-oom
 -- Removes a part of the runs of a batch that is not open. Answers whether there are more.
 
 local batch = batch_of(args.batch)

@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: no-writes
 -- The lanes: {name, workflow} of each.
 
 local found, lanes = {}, call('HGETALL', P .. 'lanes')

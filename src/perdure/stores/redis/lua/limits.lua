@@ -1,4 +1,5 @@
 -- uses: core holding starting limiting
+-- flags: no-writes
 -- What is stored for scopes, with how much of it is used.
 
 local running, found = running_lanes(), {}

@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: allow-oom
 -- Forgets a schedule; the runs that it made stay. Answers whether there was one.
 
 call('ZREM', P .. 'slots', args.name)

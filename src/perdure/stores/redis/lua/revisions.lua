@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: no-writes
 -- The changes of all scopes, or of one, latest first.
 
 local found = {}

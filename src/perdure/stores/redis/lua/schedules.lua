@@ -1,4 +1,5 @@
 -- uses: core holding starting ending scheduling
+-- flags: no-writes
 -- All schedules.
 
 local found, all = {}, call('HGETALL', P .. 'schedules')

@@ -1,7 +1,7 @@
 -- Lists of runs by filters: walks the smallest index for what is asked, in the order of the runs' numbers, and looks at a
 -- bounded number of runs. Whoever asks goes on from where it stopped.
 
-local LOOKED_AT = 500
+local LOOKED_AT = 250
 local STATES = { 'queued', 'running', 'scheduled', 'waiting', 'succeeded', 'failed', 'cancelled' }
 
 local query -- which runs are asked for
@@ -128,7 +128,7 @@ local function next_runs()
             for i = 1, #got, 2 do
                 found[#found + 1] = { id = got[i], seq = tonumber(got[i + 1]) }
             end
-            more, sets = more or #got == 2 * LOOKED_AT, sets + 1
+            more, sets = more or #got == 2 * LOOKED_AT, sets + (#got > 0 and 1 or 0)
         end
     end
     if sets > 1 then
