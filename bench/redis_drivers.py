@@ -45,12 +45,12 @@ async def measure(url: str) -> None:
     prefix = ours.prefixes[0]
 
     async def of_a_connection() -> object:
-        packed = bare.pack_command("EVALSHA", SCRIPT.sha1, 1, prefix, *ARGS)
+        packed = bare.pack_command("EVALSHA", SCRIPT.call[1], 1, prefix, *ARGS)
         await bare.send_packed_command(packed, check_health=False)
         return await bare.read_response()
 
     ways: dict[str, Call] = {
-        "redis-py": lambda: theirs.evalsha(SCRIPT.sha1, 1, prefix, *ARGS),
+        "redis-py": lambda: theirs.evalsha(SCRIPT.call[1], 1, prefix, *ARGS),
         "redis-py, a connection of its own": of_a_connection,
         "ours, on hiredis": lambda: ours.call(SCRIPT, *ARGS),
     }
