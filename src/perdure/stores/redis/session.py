@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import msgspec
 
@@ -60,8 +60,8 @@ class Session:
         reply = await self.redis.call(load(name), self.clock(), packed, durable=durable)
         if reads is not None:
             return reads.decode(reply)
-        found: object = msgspec.msgpack.decode(reply)
-        if isinstance(found, dict) and "refused" in found:
-            refusal = msgspec.convert(found, _Refusal)
+        found: Any = msgspec.msgpack.decode(reply)
+        if isinstance(found, dict) and "refused" in cast(dict[str, Any], found):
+            refusal = msgspec.convert(cast(Any, found), _Refusal)
             raise Refused(refusal.refused, refusal.said)
-        return found
+        return cast(Any, found)

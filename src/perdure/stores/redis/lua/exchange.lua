@@ -1,4 +1,5 @@
 -- uses: core holding starting keeping ending claiming scheduling
+-- flags: allow-oom
 -- One call per wake of a worker: saves, progress, settles, fires, due timers and deadlines, claims, and the reply.
 
 local DUE_LIMIT = 200 -- The most timers, and the most deadlines, that one exchange takes up.

@@ -1,4 +1,5 @@
 -- uses: core holding starting ending working
+-- flags: allow-oom
 -- Ends an incarnation in good order: what it owns is queued again and not counted.
 
 for _, run in ipairs(owned_runs(args.worker)) do
