@@ -43,11 +43,11 @@ class Ear:
 
     def __init__(self) -> None:
         self.woken = asyncio.Event()
-        self.messages: list[tuple[Topic, bytes]] = []
+        self.messages: list[bytes] = []
         self.told = asyncio.Event()
 
-    def hear(self, topic: Topic, payload: bytes) -> None:
-        self.messages.append((topic, payload))
+    def hear(self, payload: bytes) -> None:
+        self.messages.append(payload)
         self.told.set()
 
     async def wakes(self) -> None:
@@ -55,7 +55,7 @@ class Ear:
             await self.woken.wait()
         self.woken.clear()
 
-    async def gets(self, count: int) -> list[tuple[Topic, bytes]]:
+    async def gets(self, count: int) -> list[bytes]:
         async with asyncio.timeout(PATIENCE):
             while len(self.messages) < count:
                 self.told.clear()
@@ -92,7 +92,7 @@ async def test_messages_come_with_what_they_carry(own: RedisServer, location: Lo
     payloads = [bytes(range(256)), b"", b"x" * 100_000]
     for payload in payloads:
         publish(own, Topic.ENDED, payload)
-    assert await ended.gets(3) == [(Topic.ENDED, payload) for payload in payloads]
+    assert await ended.gets(3) == payloads
     assert not ended.woken.is_set()
     assert not ear.woken.is_set()
     await subscription.close()
@@ -125,7 +125,7 @@ async def test_a_cut_connection_comes_back_and_wakes_everybody(
         await ear.wakes()
         await ended.wakes()
         publish(own, Topic.ENDED, b"again")
-        assert await ended.gets(1) == [(Topic.ENDED, b"again")]
+        assert await ended.gets(1) == [b"again"]
     assert "no wake-ups from" in caplog.text and "are back" in caplog.text
     await subscription.close()
 
@@ -241,7 +241,7 @@ async def test_messages_of_all_partitions_of_a_cluster(cluster: Cluster) -> None
     for number, prefix in enumerate(location.prefixes):
         node = cluster.owner(prefix)
         assert await asyncio.to_thread(node.run, "SPUBLISH", channel(prefix, Topic.ENDED), str(number)) == 1
-    assert sorted(await ear.gets(6)) == [(Topic.ENDED, str(number).encode()) for number in range(6)]
+    assert sorted(await ear.gets(6)) == [str(number).encode() for number in range(6)]
     prefix = location.prefixes[0]
     source = cluster.owner(prefix)
     target = next(each for each in cluster.primaries if each is not source)
@@ -249,5 +249,5 @@ async def test_messages_of_all_partitions_of_a_cluster(cluster: Cluster) -> None
     await asyncio.to_thread(cluster.end_move, slot(prefix), source, target)
     await ear.wakes()
     assert target.run("SPUBLISH", channel(prefix, Topic.ENDED), "moved") == 1
-    assert await ear.gets(1) == [(Topic.ENDED, b"moved")]
+    assert await ear.gets(1) == [b"moved"]
     await subscription.close()

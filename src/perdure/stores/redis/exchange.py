@@ -2,68 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from perdure.model import Arrived, Checkpoint, Ended, Fire, Millis, Overlap, State
+from perdure.model import Arrived, Fire, Millis, Overlap
 from perdure.stores.base import (
     CLAIM_BYTES,
     PAGE,
     Cancelling,
-    Claim,
     Exchange,
     Exchanged,
     Existed,
     Seen,
 )
+from perdure.stores.redis.claims import ShownClaim, ShownEnd, claim_of, end_of, token_number, token_text
+from perdure.stores.redis.pushes import Hands, Push
 from perdure.stores.redis.session import Session
 from perdure.stores.redis.starts import ask
 from perdure.stores.redis.timetable import Row, records
-
-_LOW = (1 << 40) - 1
-
-
-def token_text(token: int) -> str:
-    """A token as scripts know it: its worker, and what is left. A number of Lua has no room for it."""
-    return f"{token >> 40}-{token & _LOW}"
-
-
-def token_number(text: str) -> int:
-    """A token from its text."""
-    worker, _, low = text.rpartition("-")
-    return (int(worker) << 40) + int(low)
-
-
-class _Ended(Struct):
-    id: str
-    state: State
-    body: str | None = None
-
-
-class _Claim(Struct):
-    id: str
-    number: int
-    workflow: str
-    queue: str
-    input: str
-    created_at: Millis
-    attempt: int = 1
-    crashes: int = 0
-    cut_off: bool = False
-    deadline: Millis | None = None
-    parent: str | None = None
-    cancelling: Cancelling | None = None
-    checkpoints: list[Checkpoint] = []
-    signals: list[Arrived] = []
-    ended: list[_Ended] = []
-    missing: list[str] = []
-    group: str = ""
-    session: str = ""
-    version: str = ""
-    labels: dict[str, str] = {}
 
 
 class _Seen(Struct):
@@ -71,7 +29,7 @@ class _Seen(Struct):
     token: str
     key: str
     signal: Arrived | None = None
-    ended: _Ended | None = None
+    ended: ShownEnd | None = None
     missing: bool = False
 
 
@@ -87,29 +45,47 @@ class _Reply(Struct):
     refused: list[str] = []
     existed: list[_Existed] = []
     gone: bool = False
-    claims: list[_Claim] = []
+    claims: list[ShownClaim] = []
     cancelled: list[tuple[str, Cancelling]] = []
     seen: list[_Seen] = []
     due: list[Row] = []
     next_at: Millis | None = None
     more: bool = False
+    pushes: list[Push] = []
 
 
 _Replies = msgspec.msgpack.Decoder(_Reply)
 
 
-async def exchange(db: Session, said: Exchange) -> Exchanged:
-    """One call per wake of a worker."""
+async def exchange(db: Session, hands: Hands, said: Exchange) -> Exchanged:
+    """One call per wake of a worker; none where what was pushed to it is all that it can be told."""
+    hand = await hands.hand(said.worker)
+    if hand is None:
+        return _read(said, await _call(db, said, _asked(said)))
+    answer = hand.answer(said, db.own_time())
+    if answer is not None:
+        return answer
+    asked = _asked(said)
+    told = hand.ask(asked)
+    found = await _call(db, said, asked)
+    reply = _read(said, found)
+    hand.heard(told, reply, found.pushes)
+    return reply
+
+
+async def _call(db: Session, said: Exchange, asked: dict[str, Any]) -> _Reply:
     durable = bool(said.saves or said.settles or said.fires)
-    reply = await db.call("exchange", _asked(said), durable=durable, reads=_Replies)
-    first = (said.worker << 40) + (said.serial << 8)
+    return await db.call("exchange", asked, durable=durable, reads=_Replies)
+
+
+def _read(said: Exchange, reply: _Reply) -> Exchanged:
     return Exchanged(
         now=reply.now,
-        claims=[_claim(each, first + each.number) for each in reply.claims],
+        claims=[claim_of(each, said.worker, said.serial) for each in reply.claims],
         refused=sorted(map(token_number, reply.refused)),
         cancelled=[(token_number(token), why) for token, why in reply.cancelled],
         seen=[
-            Seen(each.id, token_number(each.token), each.key, each.signal, _end(each.ended), each.missing)
+            Seen(each.id, token_number(each.token), each.key, each.signal, end_of(each.ended), each.missing)
             for each in reply.seen
         ],
         next_at=reply.next_at,
@@ -180,39 +156,3 @@ def _fire(fire: Fire) -> dict[str, Any]:
         reason = f"the next run of schedule {fire.name} began"
         asked.update(overlap=fire.overlap, reason=reason, body=msgspec.json.encode(reason).decode())
     return asked
-
-
-def _claim(claim: _Claim, token: int) -> Claim:
-    return Claim(
-        ref=claim.id,
-        token=token,
-        id=claim.id,
-        workflow=claim.workflow,
-        queue=claim.queue,
-        input=claim.input,
-        attempt=claim.attempt,
-        crashes=claim.crashes,
-        cut_off=claim.cut_off,
-        created_at=claim.created_at,
-        deadline=claim.deadline,
-        parent=claim.parent,
-        cancelling=claim.cancelling,
-        checkpoints=claim.checkpoints[:PAGE],
-        signals=claim.signals[:PAGE],
-        ended=_ends(claim.ended),
-        missing=claim.missing,
-        more_checkpoints=len(claim.checkpoints) > PAGE,
-        more_signals=len(claim.signals) > PAGE,
-        group=claim.group,
-        session=claim.session,
-        version=claim.version,
-        labels=claim.labels,
-    )
-
-
-def _end(found: _Ended | None) -> Ended | None:
-    return None if found is None else _ends([found])[0]
-
-
-def _ends(found: Sequence[_Ended]) -> list[Ended]:
-    return [Ended(each.id, each.state, each.body) for each in found]

@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from perdure.errors import StoreError
-from perdure.stores.base import Topic
 from perdure.stores.redis.errors import DRIVER_ERRORS, translate
 from perdure.stores.redis.route import Route
 from perdure.stores.redis.url import Address, Kind, Location
@@ -32,16 +31,16 @@ _BEAT, _PATIENCE = 30.0, 10.0
 _ears: dict[tuple[asyncio.AbstractEventLoop, Location], _Ear] = {}
 
 
-def channel(prefix: bytes, topic: Topic) -> bytes:
-    """The channel of a partition on which its scripts tell of a topic."""
-    return prefix + b":" + topic.value.encode()
+def channel(prefix: bytes, topic: str) -> bytes:
+    """The channel of a partition on which its scripts tell of a topic, or what they have to tell one worker."""
+    return prefix + b":" + topic.encode()
 
 
 async def subscribe(
     location: Location,
-    topic: Topic,
+    topic: str,
     wake: Callable[[], None],
-    on_message: Callable[[Topic, bytes], None] | None = None,
+    on_message: Callable[[bytes], None] | None = None,
 ) -> ChannelSubscription:
     """Begins to call `wake` in the running loop for each message, or `on_message` with it, if given: then `wake` is
     called only when messages may have been lost. They count when this returns, if the server is in reach."""
@@ -91,9 +90,9 @@ class ChannelSubscription:
 
     def __init__(
         self,
-        topic: Topic,
+        topic: str,
         wake: Callable[[], None],
-        on_message: Callable[[Topic, bytes], None] | None,
+        on_message: Callable[[bytes], None] | None,
         key: tuple[asyncio.AbstractEventLoop, Location],
     ) -> None:
         self.topic = topic
@@ -121,8 +120,9 @@ class _Ear:
         self.subscriptions: set[ChannelSubscription] = set()
         self._location = location
         self._kind = _kind(location)
-        self._topics = {channel(prefix, topic): topic for prefix in location.prefixes for topic in Topic}
-        self._heard: set[Topic] = set()
+        self._topics: dict[bytes, str] = {}
+        """By channel."""
+        self._heard: set[str] = set()
         self._connections: dict[Connection, list[bytes]] = {}
         """Those that listen, and the prefixes of the partitions that each one is for."""
         self._moved = asyncio.Event()
@@ -131,7 +131,7 @@ class _Ear:
         self._telling = asyncio.Lock()
         self._listening = asyncio.create_task(self._listen_for_ever())
 
-    async def want(self, topic: Topic) -> None:
+    async def want(self, topic: str) -> None:
         """Returns when it listens to a topic, or failed to."""
         await self._tried.wait()
         if not self._connections:
@@ -141,9 +141,9 @@ class _Ear:
         except DRIVER_ERRORS as error:
             self._abort(error)  # And everybody is woken when it is back.
 
-    def unwant(self, topic: Topic) -> None:
+    def unwant(self, topic: str) -> None:
         """Stops to listen to a topic that nobody wants to hear of any more."""
-        if topic in self._heard and not any(each.topic is topic for each in self.subscriptions):
+        if topic in self._heard and not any(each.topic == topic for each in self.subscriptions):
             self._heard.discard(topic)
             for connection, prefixes in self._connections.items():
                 for prefix in prefixes:
@@ -197,11 +197,12 @@ class _Ear:
             nodes[route.of(partition)].append(prefix)
         return nodes
 
-    async def _hear(self, topic: Topic) -> None:
+    async def _hear(self, topic: str) -> None:
         async with self._telling:
             if topic not in self._heard:
                 for connection, prefixes in [*self._connections.items()]:
                     for prefix in prefixes:
+                        self._topics[channel(prefix, topic)] = topic
                         await connection.run(f"{self._kind}SUBSCRIBE", channel(prefix, topic))
                 self._heard.add(topic)
 
@@ -238,12 +239,12 @@ class _Ear:
         if message[0] not in (b"message", b"smessage"):
             return
         for subscription in [*self.subscriptions]:
-            if subscription.topic is not topic:
+            if subscription.topic != topic:
                 continue
             if subscription.on_message is None:
                 subscription.wake()
             else:
-                subscription.on_message(topic, message[2])
+                subscription.on_message(message[2])
 
 
 def _kind(location: Location) -> str:

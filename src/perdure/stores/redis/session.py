@@ -41,6 +41,10 @@ class Session:
         """The time by which a script goes; empty for that of the server."""
         return "" if self._now is None else str(self._now())
 
+    def own_time(self) -> Millis | None:
+        """The time of the clock that replaces the server's, if there is one."""
+        return None if self._now is None else self._now()
+
     @overload
     async def call(self, name: str, args: object = ..., *, durable: bool = ...) -> Any: ...
     @overload

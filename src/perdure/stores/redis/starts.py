@@ -67,7 +67,7 @@ async def enqueue(db: Session, starts: Sequence[Start]) -> list[Started]:
     made: list[Started] = []
     for first in range(0, len(starts), _CHUNK):
         chunk = starts[first : first + _CHUNK]
-        found = await db.call("enqueue", [ask(start) for start in chunk], durable=True, reads=Answers)
+        found = await db.call("enqueue", {"starts": [ask(start) for start in chunk]}, durable=True, reads=Answers)
         made += answers(chunk, found)
     return made
 

@@ -57,6 +57,8 @@ from perdure.stores.redis import worker as workers
 from perdure.stores.redis.connect import Redis
 from perdure.stores.redis.exchange import exchange
 from perdure.stores.redis.keeper import LeaseKeeper
+from perdure.stores.redis.pushes import Hands
+from perdure.stores.redis.results import Results
 from perdure.stores.redis.scripts import load
 from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.url import Location
@@ -69,6 +71,8 @@ class RedisStore:
         self._location = location
         self._redis = Redis(location)
         self._db = Session(self._redis, now)
+        self._hands = Hands(location)
+        self._results = Results(location)
 
     @property
     def calls(self) -> int:
@@ -96,7 +100,16 @@ class RedisStore:
         return await doctor.examine(self._location)
 
     async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
-        return await listen.subscribe(self._location, topic, wake)
+        if topic is Topic.ENDED:
+            return await self._results.listen(wake)
+        if topic is not Topic.WORK:
+            return await listen.subscribe(self._location, topic, wake)
+
+        def hint() -> None:
+            self._hands.hint()
+            wake()
+
+        return await self._hands.listen(await listen.subscribe(self._location, topic, hint), wake)
 
     async def now(self) -> Millis:
         return await reads.now(self._db)
@@ -113,13 +126,14 @@ class RedisStore:
         return await control.cancel(self._db, run_id, reason, children=children)
 
     async def retry(self, run_id: str, *, from_key: str | None = None) -> None:
+        self._results.forget(run_id)
         await control.retry(self._db, run_id, from_key)
 
     async def load(self, run_id: str) -> RunRecord | None:
         return await reads.load_run(self._db, run_id)
 
     async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
-        return await reads.ended(self._db, run_ids)
+        return await self._results.ended(run_ids, lambda ids: reads.ended(self._db, ids))
 
     async def missing(self, run_ids: Sequence[str]) -> list[str]:
         return await reads.missing(self._db, run_ids)
@@ -210,7 +224,7 @@ class RedisStore:
         return LeaseKeeper(self._location, lease, load("renew"), lambda: (self._db.clock(), asked))
 
     async def exchange(self, exchange_: Exchange) -> Exchanged:
-        return await exchange(self._db, exchange_)
+        return await exchange(self._db, self._hands, exchange_)
 
     async def reclaim(self) -> int:
         return await workers.reclaim(self._db)
@@ -219,4 +233,5 @@ class RedisStore:
         return await workers.bury(self._db, name)
 
     async def retire(self, worker: int) -> None:
+        await self._hands.forget(worker)
         await workers.retire(self._db, worker)

@@ -1,4 +1,4 @@
--- uses: core holding starting keeping ending claiming scheduling
+-- uses: core holding starting keeping ending claiming showing pushing scheduling
 -- flags: allow-oom
 -- One call per wake of a worker: saves, progress, settles, fires, due timers and deadlines, claims, and the reply.
 
@@ -252,15 +252,21 @@ end
 -- CLAIMS
 
 local opens, room
+local pushes = {}
 if known then
     flush_sets()
-    local slots = math.min(args.slots or 0, 64)
+    local free = args.slots or 0
+    if args.listens then
+        pushes = unknown_pushes(worker, args.got or {})
+        free = free - #pushes
+    end
+    local slots = math.min(free, 64)
     if args.repeated then
         -- What the first one claimed stays claimed; only the slots that it left empty are filled.
         for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
             local run = find(id)
-            local low = tonumber(string.match(run.s.token, '-(%d+)$'))
-            if math.floor(low / 256) == args.serial then
+            local low = claim_low(run)
+            if math.floor(low / 256) == args.serial and low % 256 < FIRST_PUSH then
                 claimed[#claimed + 1] = { run = run, number = low % 256 }
                 claimer.next = math.max(claimer.next, low % 256 + 1)
                 slots = slots - 1
@@ -281,6 +287,9 @@ if known then
         more_ready = claim_by_turns(names, slots, args.after or '')
     end
     more = more or more_ready
+    if args.listens then
+        park_worker(worker, args.serial, (args.draining or more_ready) and 0 or free - #claimed)
+    end
     if #claimed > 0 or #settled > 0 or made_ready then
         tell('status')
     end
@@ -290,53 +299,6 @@ if known then
 end
 
 -- THE REPLY
-
-local function ended_of(run)
-    local outcome = call('HGET', P .. 'run:' .. run.id, 'o')
-    if run.fields and run.fields.o ~= nil then
-        outcome = run.fields.o
-    end
-    return { id = run.id, state = run.s.state, body = outcome or nil }
-end
-
-local function reason(s)
-    return { reason = s.why, deadline = s.over or false }
-end
-
-local function show(each)
-    local run = each.run
-    local s, fact = run.s, run.fact
-    if not run.input then
-        run.input, run.labels = unpack(call('HMGET', P .. 'run:' .. run.id, 'i', 'l'))
-    end
-    local claim = {
-        id = run.id, number = each.number, workflow = fact.workflow, queue = fact.queue,
-        input = run.fields and run.fields.i or run.input,
-        attempt = s.attempt, crashes = s.crashes, cut_off = s.cut, created_at = s.made, deadline = s.due,
-        parent = fact.parent, cancelling = s.why and reason(s) or nil,
-        group = fact.group, session = fact.session, version = fact.version,
-        labels = run.labels and unpacked(run.labels) or nil,
-    }
-    if s.positions then
-        claim.checkpoints = checkpoints_of(run.id, 0, args.page + 1)
-    end
-    if s.signals then
-        claim.signals = waiting_signals(run, 0, args.page + 1)
-    end
-    for _, wait in ipairs(s.waits or {}) do
-        if wait.what == 'run' then
-            local other = find(wait.target)
-            if not other then
-                claim.missing = claim.missing or {}
-                table.insert(claim.missing, wait.key)
-            elseif FINAL[other.s.state] then
-                claim.ended = claim.ended or {}
-                table.insert(claim.ended, ended_of(other))
-            end
-        end
-    end
-    return claim
-end
 
 local reply = { now = now, refused = refused, existed = existing }
 if not known then
@@ -349,6 +311,7 @@ else
     for i, each in ipairs(claimed) do
         reply.claims[i] = show(each)
     end
+    reply.pushes = pushes
     for _, id in ipairs(call('SMEMBERS', P .. 'stop:' .. worker)) do
         local run = find(id)
         reply.cancelled = reply.cancelled or {}

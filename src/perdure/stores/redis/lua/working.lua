@@ -11,8 +11,11 @@ local function forget(number)
     end
     call('HDEL', P .. 'workers', number)
     call('HDEL', P .. 'takes', number)
+    call('HDEL', P .. 'parked', number)
+    call('HDEL', P .. 'pushes', number)
     call('ZREM', P .. 'lease', number)
-    call('DEL', P .. 'served:' .. number, P .. 'owned:' .. number, P .. 'stop:' .. number, P .. 'sessions:' .. number)
+    call('DEL', P .. 'served:' .. number, P .. 'owned:' .. number, P .. 'stop:' .. number, P .. 'sessions:' .. number,
+        P .. 'pushed:' .. number)
 end
 
 local function owned_runs(number)
