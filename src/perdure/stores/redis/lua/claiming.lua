@@ -181,7 +181,7 @@ local function claim_by_turns(names, slots, after)
     for _, name in ipairs(names) do
         local members = call('ZRANGE', ready_key(name), 0, math.max(slots, 1) - 1, 'WITHSCORES')
         if #members == 0 then
-            call('SREM', P .. 'hot', name)
+            cool(name)
         else
             local queue = find(id_of(members[1]), true).fact.queue
             local line = lines[queue]
@@ -230,6 +230,7 @@ local function claim_by_turns(names, slots, after)
         call('ZREM', ready_key(name), unpack(members))
     end
     for _, name in ipairs(names) do
+        flush_set(ready_key(name)) -- Runs of sessions leave it like that.
         more = more or call('EXISTS', ready_key(name)) == 1
     end
     return more
@@ -378,6 +379,11 @@ local function claim_within_budgets(names, slots, after)
         local opens_then = lane_opens(name)
         if opens_then then
             opens = opens and math.min(opens, opens_then) or opens_then
+        end
+    end
+    for name, head in pairs(heads) do
+        if not head and put[name] == 0 then
+            cool(name)
         end
     end
     note_rates()
