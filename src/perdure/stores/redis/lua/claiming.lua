@@ -183,7 +183,7 @@ local function claim_by_turns(names, slots, after)
     for _, name in ipairs(names) do
         local members = call('ZRANGE', ready_key(name), 0, math.max(slots, 1) - 1, 'WITHSCORES')
         if #members == 0 then
-            call('SREM', P .. 'hot', name)
+            cool(name)
         else
             local queue = find(id_of(members[1]), true).fact.queue
             local line = lines[queue]
@@ -232,6 +232,7 @@ local function claim_by_turns(names, slots, after)
         call('ZREM', ready_key(name), unpack(members))
     end
     for _, name in ipairs(names) do
+        flush_set(ready_key(name)) -- Runs of sessions leave it like that.
         more = more or call('EXISTS', ready_key(name)) == 1
     end
     return more
@@ -264,12 +265,17 @@ local function claim_within_budgets(names, slots, after)
     read_budgets()
     local rooms = claimer.sessions - call('SCARD', P .. 'sessions:' .. claimer.worker)
     local heads, closed, lanes, opens, late = {}, {}, {}, nil, {}
-    local put, more = {}, false
+    local passed, put, more = {}, {}, false -- Whose group's rate keeps them, and where to look behind these.
 
     local function head_of(name)
         if heads[name] == nil then
             flush_set(ready_key(name))
-            local got = call('ZRANGE', ready_key(name), put[name] or 0, put[name] or 0, 'WITHSCORES')
+            local at, got = put[name] or 0, nil
+            repeat
+                got = call('ZRANGE', ready_key(name), at, at, 'WITHSCORES')
+                at = at + 1
+            until not passed[got[1]]
+            put[name] = at - 1
             heads[name] = got[1] and { member = got[1], priority = tonumber(got[2]), name = name } or false
         end
         return heads[name]
@@ -301,8 +307,22 @@ local function claim_within_budgets(names, slots, after)
         return not closed[name]
     end
 
+    -- What else is ready of a session, in whatever lane, is the worker's own when one of its runs was claimed.
+    local function own_names()
+        local seen = {}
+        for _, name in ipairs(names) do
+            seen[name] = true
+        end
+        for i = 1, #names do
+            local own = names[i] .. claimer.worker
+            if string.sub(names[i], -1) == '@' and not seen[own] then
+                names[#names + 1] = own
+            end
+        end
+    end
+
     while true do
-        local best, queues, seen = {}, {}, {}
+        local best, queues = {}, {}
         for _, name in ipairs(names) do
             local head = head_of(name)
             if head and open(name) then
@@ -328,7 +348,7 @@ local function claim_within_budgets(names, slots, after)
         elseif rate and opens_at(rate, 0) > now then
             -- It stays where it is until all is claimed, and is passed over.
             late[#late + 1] = run
-            put[head.name] = (put[head.name] or 0) + 1
+            passed[head.member] = true
             heads[head.name] = nil
         elseif not fits(run) then
             more = true
@@ -347,17 +367,10 @@ local function claim_within_budgets(names, slots, after)
             end
             if string.sub(head.name, -1) == '@' then
                 rooms = rooms - 1
-                -- What else is ready of its session is the worker's own from now on.
-                local own = head.name .. claimer.worker
-                for _, name in ipairs(names) do
-                    seen[name] = true
-                end
-                if not seen[own] then
-                    names[#names + 1] = own
-                end
+                own_names()
             end
             if run.fact.session then
-                heads = {}
+                heads, put = {}, {} -- Others of its session come and go.
             end
             take(run)
             heads[head.name] = nil
@@ -368,6 +381,11 @@ local function claim_within_budgets(names, slots, after)
         local opens_then = lane_opens(name)
         if opens_then then
             opens = opens and math.min(opens, opens_then) or opens_then
+        end
+    end
+    for name, head in pairs(heads) do
+        if not head and put[name] == 0 then
+            cool(name)
         end
     end
     note_rates()

@@ -186,7 +186,7 @@ local function facts(text)
         end
         cached_facts = cached_facts + 1
         known = cjson.decode(text)
-        known.lane = join(known.queue, known.workflow, known.version or '') .. '.'
+        known.lane = join(known.queue, known.workflow, known.version or '') .. ';' -- So it never ends as LANE@WORKER does.
         known.priority = known.priority or 0
         fact_cache[text] = known
     end

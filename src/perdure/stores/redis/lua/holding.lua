@@ -76,6 +76,12 @@ function enter(run)
     made_ready = true
 end
 
+-- Nobody need look at a ready set any more, until something enters it again.
+local function cool(name)
+    call('SREM', P .. 'hot', name)
+    made_hot[name] = nil
+end
+
 function leave_ready(run)
     zrem(P .. 'ready:' .. ready_name(run), run.s.place .. run.id)
 end

@@ -9,6 +9,12 @@ local function forget(number)
             tell('work')
         end
     end
+    local own = '@' .. number
+    for _, name in ipairs(call('SMEMBERS', P .. 'hot')) do
+        if string.sub(name, -#own) == own then
+            cool(name)
+        end
+    end
     call('HDEL', P .. 'workers', number)
     call('HDEL', P .. 'takes', number)
     call('HDEL', P .. 'parked', number)
