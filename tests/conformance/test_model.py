@@ -447,8 +447,7 @@ class StoreMachine(Drawing, RuleBasedStateMachine):
         self.what_is_used_is_what_runs_use()
         assert not any(record.running for record in self.run(self.store.limits()))
         assert not any(worker.running for worker in self.run(self.store.workers()))
-        while self.run(self.store.prune([Retention(count=0)], limit=7)):
-            pass
+        self.prune_all()
         assert self.run(all_runs(self.store)) == self.run(self.store.counts()) == []
         assert [each.last_run for each in self.run(self.store.schedules()) if each.last_run] == []
         for run in self.reference.runs.values():
@@ -459,6 +458,10 @@ class StoreMachine(Drawing, RuleBasedStateMachine):
         for start in [*keys.values(), *(run for run in anew if not run.unique)]:
             [answer] = self.run(self.store.enqueue([start]))
             assert (answer.id, answer.existed) == (start.id, False)
+
+    def prune_all(self) -> None:
+        while self.run(self.store.prune([Retention(count=0)], limit=7)):
+            pass
 
     def check_owners(self) -> None:
         """Each running run has one owner, and nothing else has any."""

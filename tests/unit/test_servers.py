@@ -5,6 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from perdure.stores.redis.url import parse_url
+from servers import redis
 from servers.postgres import Postgres, installed, own_server
 
 
@@ -44,3 +46,27 @@ def test_a_server_keeps_what_was_committed_when_it_is_killed(version: str) -> No
     finally:
         server.remove()
     assert not server.directory.exists()
+
+
+@pytest.mark.parametrize("kind", redis.installed())
+def test_a_durable_redis_keeps_what_was_written_when_it_is_killed(kind: str) -> None:
+    with redis.own_server(kind=kind, durable=True) as server:
+        server.run("SET", "kept", 1)
+        server.kill9()
+        with pytest.raises(OSError, match="refused"):
+            server.run("PING")
+        server.start()
+        assert server.run("GET", "kept") == b"1"
+        server.restart()
+        assert server.run("GET", "kept") == b"1"
+    assert not server.directory.exists()
+
+
+def test_a_namespace_is_empty_and_of_its_own() -> None:
+    shared = redis.redis()
+    here, there = shared.namespace(), shared.namespace()
+    shared.run("SET", parse_url(here).prefixes[0] + b":x", 1)
+    assert len(shared.keys(here)) == 1
+    assert shared.keys(there) == []
+    shared.drop(here)
+    assert shared.keys(here) == []

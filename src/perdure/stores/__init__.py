@@ -10,8 +10,8 @@ from perdure.errors import StoreUrlError
 from perdure.model import Millis
 from perdure.stores.base import Store
 
-_SCHEMES = ("sqlite", "postgresql")
-_PLANNED = ("redis", "rediss", "valkey", "valkeys")
+_SCHEMES = ("sqlite", "postgresql", "redis", "valkey")
+_REDIS = ("redis", "rediss", "valkey", "valkeys")
 
 
 def open_store(url: str, *, now: Callable[[], Millis] | None = None) -> Store:
@@ -28,8 +28,10 @@ def open_store(url: str, *, now: Callable[[], Millis] | None = None) -> Store:
         from perdure.stores.postgres import PostgresStore, parse_url
 
         return PostgresStore(parse_url(url), now=now)
-    if separator and scheme in _PLANNED:
-        raise StoreUrlError(f"this version speaks sqlite and postgresql, not {scheme} yet")
+    if separator and scheme.partition("+")[0] in _REDIS:
+        from perdure.stores.redis import RedisStore, parse_url
+
+        return RedisStore(parse_url(url), now=now)
     if not separator:
         raise StoreUrlError(f"{url!r} is not a store URL; write 'sqlite:///name.db'")
     close = difflib.get_close_matches(scheme, _SCHEMES, n=1)

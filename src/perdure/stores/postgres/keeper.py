@@ -9,8 +9,8 @@ from perdure.model import Millis
 from perdure.stores.postgres.connect import Connection, Way, connect
 from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
 from perdure.stores.postgres.sql import load
-from perdure.stores.postgres.thread import submit
 from perdure.stores.postgres.url import Location
+from perdure.stores.shared.thread import submit
 
 _SHORTEST, _LONGEST = 1.0, 10.0
 """Seconds that a renewal may take, connecting included: a quarter of the lease, within these bounds."""

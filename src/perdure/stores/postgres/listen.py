@@ -22,8 +22,8 @@ from perdure.errors import StoreError
 from perdure.stores.base import Topic
 from perdure.stores.postgres.connect import Way, connect, find_way
 from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
-from perdure.stores.postgres.thread import submit
 from perdure.stores.postgres.url import Location
+from perdure.stores.shared.thread import submit
 
 logger = logging.getLogger("perdure.store")
 

@@ -15,8 +15,8 @@ from perdure.stores.postgres.connect import Way, connect
 from perdure.stores.postgres.errors import DRIVER_ERRORS, translate, translate_theirs
 from perdure.stores.postgres.session import encode
 from perdure.stores.postgres.starts import answers, check
-from perdure.stores.postgres.thread import submit
 from perdure.stores.postgres.url import Location, quote
+from perdure.stores.shared.thread import submit
 
 
 class Home:

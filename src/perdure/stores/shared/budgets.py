@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -37,17 +38,28 @@ def limited(left: dict[Scope, Budget]) -> bool:
 
 def take_running(left: dict[Scope, Budget], running: str | None) -> None:
     """Takes what is running (a JSON list of queue, workflow and number) from the budgets."""
-    for queue, workflow, runs in [] if running is None else _Running.decode(running):
+    take(left, [] if running is None else _Running.decode(running))
+
+
+def take(left: dict[Scope, Budget], running: Iterable[tuple[str, str, int]]) -> None:
+    """Takes what is running (queue, workflow and number) from the budgets."""
+    for queue, workflow, runs in running:
         for scope in scopes_of(queue, workflow):
             budget = left.get(scope)
             if budget is not None and budget.left is not None:
                 budget.left -= runs
 
 
-def _budget(row: _Row) -> Budget:
-    meter = None
-    if row.number is not None and row.period is not None and row.burst is not None:
-        meter = Meter(Rate(row.number, row.period, row.burst), row.debt, row.at)
+def make_budget(kind: ScopeKind, running: int | None, rate: Rate | None, debt: int, at: Millis) -> Budget:
+    """The budget of a scope before anything runs; `debt` is what is used of its rate at the time `at`."""
+    meter = None if rate is None else Meter(rate, debt, at)
     # The limit of a group is kept to before its runs are ready.
-    most = None if row.kind is ScopeKind.GROUP else row.running
+    most = None if kind is ScopeKind.GROUP else running
     return Budget(most, most, meter)
+
+
+def _budget(row: _Row) -> Budget:
+    rate = None
+    if row.number is not None and row.period is not None and row.burst is not None:
+        rate = Rate(row.number, row.period, row.burst)
+    return make_budget(row.kind, row.running, rate, row.debt, row.at)

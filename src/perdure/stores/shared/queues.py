@@ -18,14 +18,18 @@ LATELY = 60_000
 _HELD = ("paused", "group", "group paused", "session", "rate", "unserved")
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
+    """How many runs of a lane there are of a kind; of a lane that has none, the lane alone."""
+
     queue: str
     workflow: str
     version: str
     manned: bool
-    what: str | None
-    runs: int | None
-    oldest: Millis | None
+    """Whether a live worker serves the queue."""
+    what: str | None = None
+    runs: int | None = None
+    oldest: Millis | None = None
+    """When the first of them was made, of those that are ready."""
 
 
 class _Queue(Struct):
@@ -38,23 +42,28 @@ class _Queue(Struct):
     """The workflows of which runs are ready."""
 
 
-_Rows = msgspec.json.Decoder(list[_Row])
+_Rows = msgspec.json.Decoder(list[Row])
+
+
+def read_rows(rows: str | None) -> list[Row]:
+    """Rows from a JSON list."""
+    return [] if rows is None else _Rows.decode(rows)
 
 
 def compose(
-    rows: str | None, records: Iterable[LimitRecord], left: Mapping[Scope, Budget], now: Millis
+    rows: Iterable[Row], records: Iterable[LimitRecord], left: Mapping[Scope, Budget], now: Millis
 ) -> list[QueueReport]:
-    """Reports on each queue that was ever used, or for which something is set, by name. `rows` is a JSON list of what
-    is in each lane, by kind."""
+    """Reports on each queue that was ever used, or for which something is set, by name. `rows` say what is in each
+    lane, by kind."""
     queues: defaultdict[str, _Queue] = defaultdict(_Queue)
-    for row in [] if rows is None else _Rows.decode(rows):
+    for row in rows:
         _add(queues[row.queue], row)
     stored = {record.scope: record for record in records}
     names = {*queues, *(scope.name for scope in stored if scope.kind is ScopeKind.QUEUE)}
     return [_report(name, queues[name], stored, left, now) for name in sorted(names)]
 
 
-def _add(queue: _Queue, row: _Row) -> None:
+def _add(queue: _Queue, row: Row) -> None:
     if row.what is None or row.runs is None:
         return
     what = row.what

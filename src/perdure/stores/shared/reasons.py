@@ -14,25 +14,25 @@ from perdure.model import Millis, Scope, ScopeKind, State
 from perdure.rates import show_rate, show_scope
 
 
-class Facts(Struct):
+class Facts(Struct, kw_only=True):
     """What decides about a run."""
 
     run: int
     state: State
-    held: str | None
+    held: str | None = None
     queue: str
     workflow: str
-    version: str
+    version: str = ""
     served: bool
-    group: str
-    most: int
-    group_paused: bool
-    slots: int
-    holder: tuple[int, str] | None
+    group: str = ""
+    most: int = 0
+    group_paused: bool = False
+    slots: int = 0
+    holder: tuple[int, str] | None = None
     """The first of the runs that have a slot of its group: number and id."""
-    session: str
-    owner: str | None
-    seats: int
+    session: str = ""
+    owner: str | None = None
+    seats: int = 0
 
 
 class Pause(NamedTuple):
@@ -55,7 +55,12 @@ def read_facts(rows: str | None) -> list[Facts]:
 
 def read_pauses(rows: str | None) -> dict[Scope, Pause]:
     """Pauses by their scopes, from a JSON list."""
-    return {} if rows is None else {Scope(pause.kind, pause.name): pause for pause in _Pauses.decode(rows)}
+    return {} if rows is None else by_scope(_Pauses.decode(rows))
+
+
+def by_scope(pauses: Iterable[Pause]) -> dict[Scope, Pause]:
+    """Pauses by their scopes."""
+    return {Scope(pause.kind, pause.name): pause for pause in pauses}
 
 
 def holders_of(facts: Iterable[Facts]) -> list[int]:

@@ -22,6 +22,6 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
     with _lock:
         if _running is None or _running[0] != os.getpid():
             loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="perdure-postgres", daemon=True).start()
+            threading.Thread(target=loop.run_forever, name="perdure-stores", daemon=True).start()
             _running = (os.getpid(), loop)
         return asyncio.run_coroutine_threadsafe(work, _running[1])

@@ -1,0 +1,110 @@
+"""Batches and labels: what ties runs together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.errors import InvalidInput, PerdureError, batch_conflict, id_conflict
+from perdure.model import MOST_LABELS, BatchRecord, Start, Started
+from perdure.stores.redis.control import explain
+from perdure.stores.redis.session import Refused, Session, encode
+from perdure.stores.redis.starts import Answer, answers, ask
+
+_PART = 200
+"""The most runs of a batch that one script makes, if it can: it bounds how long a server is kept busy."""
+
+_Answers = list[int | Answer]
+
+
+async def open_batch(db: Session, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+    """Makes all runs of a batch and its callback, which waits for them. One that is there is left as it is; raises
+    `IdConflict`, and makes nothing, if it is another one.
+
+    A long batch is made in parts: its runs wait until the last one is there, and leave if that never comes. One with
+    unique keys is made at once, however long it is: what it does to runs that have the keys can't be taken back.
+    """
+    try:
+        if len(starts) > _PART and not any(start.unique for start in starts):
+            return await _open_in_parts(db, batch, starts, callback)
+        asked: dict[str, Any] = {"batch": batch, "starts": [ask(replace(start, batch=batch)) for start in starts]}
+        if callback is not None:
+            asked["callback"] = ask(callback)
+        return answers(starts, msgspec.convert(await db.call("open_batch", asked, durable=True), _Answers))
+    except Refused as refused:
+        raise _explain(refused, batch, len(starts)) from None
+
+
+async def _open_in_parts(db: Session, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+    while True:
+        try:
+            return await _stage(db, batch, starts, callback)
+        except Refused as refused:
+            if refused.kind not in ("conflict", "dropped"):
+                raise
+            # What is not open yet goes, be it only what others have left of it.
+            while await db.call("drop_batch", {"batch": batch}, durable=True):
+                pass
+            if refused.kind != "dropped":
+                raise
+
+
+async def _stage(db: Session, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+    asked: dict[str, Any] = {"batch": batch, "items": len(starts)}
+    if callback is not None:
+        asked["callback"] = callback.id
+    # What can't be encoded is found before anything is made.
+    packed = {
+        first: msgspec.Raw(encode([ask(replace(start, batch=batch)) for start in starts[first : first + _PART]]))
+        for first in range(0, len(starts), _PART)
+    }
+    opened = {"batch": batch} if callback is None else {"batch": batch, "callback": msgspec.Raw(encode(ask(callback)))}
+    started: list[Started] = []
+    for first, part in packed.items():
+        asked.update(first=first, starts=part)
+        found = msgspec.convert(await db.call("stage_batch", asked, durable=True), _Answers)
+        started += answers(starts[first : first + _PART], found)
+    while await db.call("commit_batch", opened, durable=True):
+        pass
+    return started
+
+
+def _explain(refused: Refused, batch: str, number: int) -> PerdureError:
+    match refused.kind:
+        case "items":
+            return batch_conflict(batch, f"with {refused.said[0]} runs, not {number}")
+        case "callback":
+            return batch_conflict(batch, "with another callback" if refused.said[0] else "without a callback")
+        case "opening":
+            return batch_conflict(batch, "and is being opened with other runs")
+        case _:
+            return id_conflict(refused.said[0], "a run of this batch")
+
+
+async def tidy(db: Session) -> None:
+    """Goes on with long batches that nobody has gone on with for a while: what is open is let in, the rest removed."""
+    while await db.call("tidy_batches", durable=True):
+        pass
+
+
+async def load_batch(db: Session, batch: str) -> BatchRecord | None:
+    """How far a batch has come, or None."""
+    found = await db.call("batch", {"batch": batch})
+    return msgspec.convert({"id": batch, **found}, BatchRecord) if found else None
+
+
+async def label(db: Session, run_id: str, labels: dict[str, str]) -> None:
+    """Sets labels of a run; an empty value removes one."""
+    if any("\0" in text for pair in labels.items() for text in pair):
+        raise InvalidInput(f"a label of run {run_id} has a NUL, which can't be kept")
+    try:
+        await db.call("label", {"run_id": run_id, "labels": labels, "most": MOST_LABELS}, durable=True)
+    except Refused as refused:
+        if refused.kind == "labels":
+            raise InvalidInput(
+                f"run {run_id} would have {refused.said[0]} labels, and {MOST_LABELS} is the most; remove some first"
+            ) from None
+        raise explain(refused, run_id) from None

@@ -1,0 +1,17 @@
+-- uses: core holding starting ending
+-- flags: allow-oom
+-- Ends a run that is not running, and asks for the end of one that is; so with its descendants, if they are to follow.
+-- Answers the state that the run has now.
+
+local run = find(args.run_id)
+if not run then
+    return refuse('missing')
+end
+if args.children then
+    stop_family(run.id, args.reason, args.body)
+else
+    stop(run, args.reason, args.body)
+end
+local state = run.s.state
+flush()
+return pack(state)

@@ -1,0 +1,417 @@
+-- Claiming: what is ready for a worker, by turns of queues, and of a queue by priority, then place; within limits, rates
+-- and the sessions that the worker may own.
+
+local ROUND = 256 -- The most runs that one script puts off for the rates of their groups.
+
+-- RATES. A bucket that holds `burst` runs and runs out by `count` of them in each `period`. `debt` is what is in it at the
+-- time `at`, in parts of a run, of which `period` are one: so all numbers are whole (see perdure.budget.Meter).
+
+local function debt_now(rate)
+    return math.max(0, rate.debt - math.max(0, now - rate.at) * rate.count)
+end
+
+local function opens_at(rate, behind)
+    local over = debt_now(rate) - (rate.burst - 1 - behind) * rate.period
+    if over <= 0 then
+        return now
+    end
+    return math.max(now, rate.at) + math.ceil(over / rate.count)
+end
+
+local function spend(rate)
+    rate.debt, rate.at, rate.spent = debt_now(rate) + rate.period, math.max(now, rate.at), true
+end
+
+local function read_budget(packed, scope)
+    local budget = unpacked(packed)
+    if budget.count then
+        local debt = call('HGET', P .. 'debt', scope)
+        debt = debt and unpacked(debt) or { 0, 0 }
+        budget.rate = {
+            count = budget.count, period = budget.period, burst = budget.burst, debt = debt[1], at = debt[2],
+            scope = scope,
+        }
+    end
+    budget.left = budget.running
+    return budget
+end
+
+local budgets -- of the namespace, queues and workflows, by KIND:NAME; nil when there are none
+local rated -- of groups
+
+local function read_budgets()
+    local rows = call('HGETALL', P .. 'budget')
+    if #rows == 0 then
+        return
+    end
+    budgets = {}
+    local limited = false
+    for i = 1, #rows, 2 do
+        budgets[rows[i]] = read_budget(rows[i + 1], rows[i])
+        limited = limited or budgets[rows[i]].left ~= nil
+    end
+    if limited then
+        local running = call('HGETALL', P .. 'counts')
+        local function take(field, number)
+            local lane = lane_of(string.sub(field, 9))
+            for _, scope in ipairs({ 'namespace:', 'queue:' .. lane.queue, 'workflow:' .. lane.workflow }) do
+                local budget = budgets[scope]
+                if budget and budget.left then
+                    budget.left = budget.left - number
+                end
+            end
+        end
+        for i = 1, #running, 2 do
+            if string.sub(running[i], 1, 8) == 'running:' then
+                take(running[i], tonumber(running[i + 1]))
+            end
+        end
+        for field, by in pairs(counted) do
+            if string.sub(field, 1, 8) == 'running:' then
+                take(field, by)
+            end
+        end
+    end
+end
+
+local function lane_budgets(lane)
+    local found = {}
+    if budgets then
+        for _, scope in ipairs({ 'namespace:', 'queue:' .. lane.queue, 'workflow:' .. lane.workflow }) do
+            found[#found + 1] = budgets[scope]
+        end
+    end
+    return found
+end
+
+local function group_rate(run)
+    local name = run.fact.group
+    if not name then
+        return nil
+    end
+    if rated[name] == nil then
+        local packed = call('HGET', P .. 'rated', name)
+        rated[name] = packed and read_budget(packed, 'group:' .. name).rate or false
+    end
+    return rated[name] or nil
+end
+
+local function note_rates()
+    local function note_rate(rate)
+        if rate and rate.spent then
+            rate.spent = nil
+            call('HSET', P .. 'debt', rate.scope, pack({ rate.debt, rate.at }))
+        end
+    end
+    for _, budget in pairs(budgets or {}) do
+        note_rate(budget.rate)
+    end
+    for _, rate in pairs(rated) do
+        note_rate(rate)
+    end
+end
+
+-- THE CLAIM
+
+local claimer -- {worker, serial, next token, sessions}
+local claimed, claimed_bytes
+
+resets[#resets + 1] = function()
+    budgets, rated, claimed, claimed_bytes = nil, {}, {}, 0
+end
+
+local function token_of(worker, serial, number)
+    return string.format('%.0f-%.0f', worker, serial * 256 + number)
+end
+
+-- Whether a run fits into the bytes of this exchange; the first one does whatever its size.
+local function fits(run)
+    return #claimed == 0 or claimed_bytes + run.s.size + (run.s.kept_size or 0) <= args.bytes
+end
+
+local function take(run)
+    local s = change(run)
+    s.worker = claimer.worker
+    s.token = token_of(claimer.worker, claimer.serial, claimer.next)
+    if not s.begun then
+        s.begun = now
+        if run.fact.debounced then
+            release_key(run)
+        end
+    end
+    move(run, 'running')
+    claimed_bytes = claimed_bytes + s.size + (s.kept_size or 0)
+    claimed[#claimed + 1] = { run = run, number = claimer.next }
+    claimer.next = claimer.next + 1
+end
+
+-- What is left of the token of a claim without its worker.
+local function claim_low(run)
+    return tonumber(string.match(run.s.token, '-(%d+)$'))
+end
+
+local function ready_key(name)
+    return P .. 'ready:' .. name
+end
+
+local function ready_names(worker)
+    return call('SINTER', P .. 'served:' .. worker, P .. 'hot')
+end
+
+local function by_rank(one, other)
+    if one.priority ~= other.priority then
+        return one.priority < other.priority
+    end
+    return one.member < other.member
+end
+
+-- The queues in their order, those behind `after` first.
+local function in_turn(queues, after)
+    table.sort(queues, function(one, other)
+        local late, later = one <= after, other <= after
+        if late ~= later then
+            return later
+        end
+        return one < other
+    end)
+    return queues
+end
+
+-- Claims where there is nothing to be looked at but what is ready. Returns whether there is more.
+local function claim_by_turns(names, slots, after)
+    local lines, queues, more = {}, {}, false
+    for _, name in ipairs(names) do
+        local members = call('ZRANGE', ready_key(name), 0, math.max(slots, 1) - 1, 'WITHSCORES')
+        if #members == 0 then
+            cool(name)
+        else
+            local queue = find(id_of(members[1]), true).fact.queue
+            local line = lines[queue]
+            if not line then
+                line = { at = 1 }
+                lines[queue] = line
+                queues[#queues + 1] = queue
+            end
+            line.names = (line.names or 0) + 1
+            for i = 1, #members, 2 do
+                line[#line + 1] = { member = members[i], priority = tonumber(members[i + 1]), name = name }
+            end
+        end
+    end
+    for _, queue in ipairs(queues) do
+        if lines[queue].names > 1 then
+            table.sort(lines[queue], by_rank)
+        end
+    end
+    in_turn(queues, after)
+    local removed, left, full = {}, slots, false
+    while left > 0 and #queues > 0 and not full do
+        local going_on = {}
+        for _, queue in ipairs(queues) do
+            local line = lines[queue]
+            local head = line[line.at]
+            if head and left > 0 and not full then
+                local run = find(id_of(head.member), true)
+                if fits(run) then
+                    if not run.fact.session then
+                        removed[head.name] = removed[head.name] or {}
+                        table.insert(removed[head.name], head.member)
+                        run.s.ready = nil
+                    end
+                    take(run)
+                    line.at, left = line.at + 1, left - 1
+                    going_on[#going_on + 1] = queue
+                else
+                    full = true
+                end
+            end
+        end
+        queues = going_on
+    end
+    for name, members in pairs(removed) do
+        call('ZREM', ready_key(name), unpack(members))
+    end
+    for _, name in ipairs(names) do
+        flush_set(ready_key(name)) -- Runs of sessions leave it like that.
+        more = more or call('EXISTS', ready_key(name)) == 1
+    end
+    return more
+end
+
+-- Keeps runs until the time at which the rates of their groups let them begin: one behind the other, so that they do not
+-- all come at once to find that one of them may.
+local function put_off(late)
+    local before, times = {}, {}
+    for i, run in ipairs(late) do
+        local name = P .. 'late:' .. group_of(run).name
+        flush_set(name)
+        local priority, member = rank(run)
+        call('ZADD', name, priority, member)
+        local ahead = call('ZRANK', name, member)
+        call('ZREM', name, member)
+        before[run.fact.group] = before[run.fact.group] or 0
+        times[i] = opens_at(group_rate(run), math.min(ahead, 500) + before[run.fact.group])
+        before[run.fact.group] = before[run.fact.group] + 1
+    end
+    for i, run in ipairs(late) do
+        change(run).held = 'rate'
+        move(run, 'scheduled', times[i])
+    end
+end
+
+-- Claims run by run, looking at budgets and sessions each time. Returns whether more may begin now, and when the first of
+-- those may that only a rate of their lane keeps.
+local function claim_within_budgets(names, slots, after)
+    read_budgets()
+    local rooms = claimer.sessions - call('SCARD', P .. 'sessions:' .. claimer.worker)
+    local heads, closed, lanes, opens, late = {}, {}, {}, nil, {}
+    local passed, put, more = {}, {}, false -- Whose group's rate keeps them, and where to look behind these.
+
+    local function head_of(name)
+        if heads[name] == nil then
+            flush_set(ready_key(name))
+            local at, got = put[name] or 0, nil
+            repeat
+                got = call('ZRANGE', ready_key(name), at, at, 'WITHSCORES')
+                at = at + 1
+            until not passed[got[1]]
+            put[name] = at - 1
+            heads[name] = got[1] and { member = got[1], priority = tonumber(got[2]), name = name } or false
+        end
+        return heads[name]
+    end
+
+    -- When the rates of the lane of a ready set let one more run begin; nil when something else does not.
+    local function lane_opens(name)
+        local opens_then = now
+        for _, budget in ipairs(lane_budgets(lanes[name])) do
+            if budget.left and budget.left <= 0 then
+                return nil
+            end
+            if budget.rate then
+                opens_then = math.max(opens_then, opens_at(budget.rate, 0))
+            end
+        end
+        if string.sub(name, -1) == '@' and rooms <= 0 then
+            return nil
+        end
+        return opens_then
+    end
+
+    -- Whether the lane of a ready set lets one more run begin; one that does not is closed, since budgets only get less.
+    local function open(name)
+        lanes[name] = lanes[name] or lane_of(name)
+        if not closed[name] and lane_opens(name) ~= now then
+            closed[name] = true
+        end
+        return not closed[name]
+    end
+
+    -- What else is ready of a session, in whatever lane, is the worker's own when one of its runs was claimed.
+    local function own_names()
+        local seen = {}
+        for _, name in ipairs(names) do
+            seen[name] = true
+        end
+        for i = 1, #names do
+            local own = names[i] .. claimer.worker
+            if string.sub(names[i], -1) == '@' and not seen[own] then
+                names[#names + 1] = own
+            end
+        end
+    end
+
+    while true do
+        local best, queues = {}, {}
+        for _, name in ipairs(names) do
+            local head = head_of(name)
+            if head and open(name) then
+                local queue = lanes[name].queue
+                if not best[queue] then
+                    queues[#queues + 1] = queue
+                    best[queue] = head
+                elseif by_rank(head, best[queue]) then
+                    best[queue] = head
+                end
+            end
+        end
+        if #queues == 0 then
+            break
+        end
+        local queue = in_turn(queues, after)[1]
+        local head = best[queue]
+        local run = find(id_of(head.member))
+        local rate = group_rate(run)
+        if slots <= 0 or #late >= ROUND then
+            more = true
+            break
+        elseif rate and opens_at(rate, 0) > now then
+            -- It stays where it is until all is claimed, and is passed over.
+            late[#late + 1] = run
+            passed[head.member] = true
+            heads[head.name] = nil
+        elseif not fits(run) then
+            more = true
+            break
+        else
+            for _, budget in ipairs(lane_budgets(lanes[head.name])) do
+                if budget.left then
+                    budget.left = budget.left - 1
+                end
+                if budget.rate then
+                    spend(budget.rate)
+                end
+            end
+            if rate then
+                spend(rate)
+            end
+            if string.sub(head.name, -1) == '@' then
+                rooms = rooms - 1
+                own_names()
+            end
+            if run.fact.session then
+                heads, put = {}, {} -- Others of its session come and go.
+            end
+            take(run)
+            heads[head.name] = nil
+            slots, after = slots - 1, queue
+        end
+    end
+    for name in pairs(closed) do
+        local opens_then = lane_opens(name)
+        if opens_then then
+            opens = opens and math.min(opens, opens_then) or opens_then
+        end
+    end
+    for name, head in pairs(heads) do
+        if not head and put[name] == 0 then
+            cool(name)
+        end
+    end
+    note_rates()
+    if #late > 0 then
+        put_off(late)
+    end
+    return more, opens
+end
+
+-- Until when the worker keeps the first of the sessions of which no run is there, if it may own no more of them.
+local function room_at(names)
+    local wanted = false
+    for _, name in ipairs(names) do
+        flush_set(ready_key(name))
+        wanted = wanted or (string.sub(name, -1) == '@' and call('EXISTS', ready_key(name)) == 1)
+    end
+    local owned = call('SMEMBERS', P .. 'sessions:' .. claimer.worker)
+    if not wanted or #owned < claimer.sessions then
+        return nil
+    end
+    local first
+    for _, name in ipairs(owned) do
+        local session = shared(sessions, 'session', name)
+        if session and session.idle and session.idle > 0 then
+            first = first and math.min(first, session.idle) or session.idle
+        end
+    end
+    return first
+end

@@ -1,0 +1,292 @@
+-- What every function begins with: its arguments, the store's time, and the runs that it reads and writes.
+--
+-- The one key is the prefix of all keys, a hash tag in braces: all keys of one namespace (of one partition in a cluster)
+-- lie in one slot. The first argument is the time by which the function goes, or "" for the server's; the second one holds
+-- what is asked, packed. The server keeps what is defined here from one call to the next: so all that belongs to a call is
+-- made anew by `begin`, or by what a module puts down in `resets`.
+--
+-- A function reads a run once and writes it once, at its end. Nothing is written before all that can be refused has been
+-- looked at, so one that fails has changed nothing.
+--
+-- Keys (behind the prefix):
+--   :run:ID         hash    f what never changes (JSON), s what does (a packed map), i input, first (when it continued with
+--                           another input), o outcome, st status, l labels (packed)
+--   :cp:ID          hash    checkpoints by key (packed), :cpo:ID zset of their keys by position
+--   :sig:ID         hash    signals by position (packed), :sigid:ID hash position by id,
+--                           :sigw:ID zset of the waiting ones by position, :sign:ID zset of them by name, then position
+--   :kids:ID        zset    children by number; :parked:ID set of the runs that are parked for this one
+--   :live :done     zset    runs by number: those that have not ended, those that have
+--   :failed         zset    failed runs by number
+--   :fin:LANE:STATE zset    ended runs by order of finishing
+--   :ready:NAME     zset    the ready set: claimable runs by priority, then place. NAME is a lane, with the owner of the
+--                           session behind it, where the run belongs to one: LANE@WORKER, or LANE@ for nobody's yet
+--   :hot            set     names of ready sets that may have something
+--   :lanes          hash    lanes (packed), by name; :served:WORKER set of the names that a worker claims from
+--   :counts         hash    how many runs a lane has in a state, by STATE:LANE; and how many of the queued or scheduled ones
+--                           wait for their group ("group", "group paused", "rate") or on a bench ("session")
+--   :timer :due     zset    runs by the time at which they wake, by deadline
+--   :owned:WORKER   set     the runs that it owns; :stop:WORKER set of those that are to be cancelled
+--   :workers        hash    incarnations (packed) by number; :lease zset by the end of their lease
+--   :group          hash    groups (packed); :line:G :early:G :begun:G zsets (see holding.lua); :members:KEY zset of all
+--                           runs of a group by number; :groups:KEY set of the names in :group of that key
+--   :session        hash    sessions (packed); :seats:S :bench:S zsets; :idle zset; :sessions:WORKER set
+--   :scope          hash    limits and pauses (packed) by KIND:NAME; :budget hash of those with a limit or a rate
+--   :revisions      list    the changes (packed), latest first; :revisions:KIND:NAME those of one scope
+--   :rated          hash    rates of groups (packed) by name; :debt hash what rates have counted, by KIND:NAME
+--   :batch:ID       string  how far it is (packed); :items:ID zset of its runs by number; :empty zset of those that were
+--                           opened without runs, by time; :opening zset, see staging.lua
+--   :keepers        set     what keeps runs from being pruned; :kept:KEEPER set of these, see retaining.lua
+--   :schedules      hash    schedules (packed); :slots zset by next slot; :made:NAME zset of its live runs by number
+--   :unique:KEY     string  the live run that has it; :taken:KEY zset of all its runs by number
+--   :label:KEY      zset    runs with a label by number
+--   :n              hash    the numbers given out last
+
+local P, now, args
+local call, pack, unpacked -- which are not there yet when a server loads this
+local resets = {}
+
+local function begin_call(keys, argv)
+    call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
+    P, args = keys[1] .. ':', unpacked(argv[2])
+    now = tonumber(argv[1])
+    if not now then
+        local time = call('TIME')
+        now = time[1] * 1000 + math.floor(time[2] / 1000)
+    end
+    for _, reset in ipairs(resets) do
+        reset()
+    end
+end
+
+local FINAL = { succeeded = true, failed = true, cancelled = true }
+
+-- Parts of a name, so joined that no two lists of parts make one name, whatever bytes are in them.
+local function join(...)
+    local parts = { ... }
+    for i, part in ipairs(parts) do
+        parts[i] = #part .. ':' .. part
+    end
+    return table.concat(parts)
+end
+
+-- The parts that `join` made a name of.
+local function split(name)
+    local parts, at = {}, 1
+    while at <= #name do
+        local _, colon, length = string.find(name, '^(%d+):', at)
+        if not colon then
+            break
+        end
+        parts[#parts + 1] = string.sub(name, colon + 1, colon + length)
+        at = colon + length + 1
+    end
+    return parts
+end
+
+-- Queue and workflow of a lane, by its name.
+local function lane_of(name)
+    local parts = split(name)
+    return { queue = parts[1], workflow = parts[2] }
+end
+
+local function order(number)
+    return struct.pack('>I8', number)
+end
+
+-- WRITING. Members are added to one set, or taken from it, with one command for many: whoever reads such a set flushes it
+-- before.
+
+local pending, pending_keys
+
+local function flush_set(key)
+    local waiting = pending[key]
+    if waiting then
+        pending[key] = nil
+        for first = 1, #waiting, 1000 do
+            call(waiting.command, key, unpack(waiting, first, math.min(first + 999, #waiting)))
+        end
+    end
+end
+
+local function later(command, key)
+    local waiting = pending[key]
+    if waiting and waiting.command ~= command then
+        flush_set(key)
+        waiting = nil
+    end
+    if not waiting then
+        waiting = { command = command }
+        pending[key] = waiting
+        pending_keys[#pending_keys + 1] = key
+    end
+    return waiting
+end
+
+local function zadd(key, score, member)
+    local waiting = later('ZADD', key)
+    local n = #waiting
+    waiting[n + 1], waiting[n + 2] = score, member
+end
+
+local function zrem(key, member)
+    local waiting = later('ZREM', key)
+    waiting[#waiting + 1] = member
+end
+
+local function sadd(key, member)
+    local waiting = later('SADD', key)
+    waiting[#waiting + 1] = member
+end
+
+local function srem(key, member)
+    local waiting = later('SREM', key)
+    waiting[#waiting + 1] = member
+end
+
+local function flush_sets()
+    for _, key in ipairs(pending_keys) do
+        flush_set(key)
+    end
+    pending_keys = {}
+end
+
+-- NUMBERS that are given out one after the other, and counts.
+
+local numbers, counted
+
+local function last_number(name)
+    if not numbers[name] then
+        numbers[name] = tonumber(call('HGET', P .. 'n', name) or 0)
+    end
+    return numbers[name]
+end
+
+local function next_number(name)
+    numbers[name] = last_number(name) + 1
+    return numbers[name]
+end
+
+local function count(lane, state, by)
+    local field = state .. ':' .. lane
+    counted[field] = (counted[field] or 0) + by
+end
+
+-- RUNS
+
+local runs, changed
+-- What never changes is read once for all calls: few runs differ in it, where no group or parent makes them.
+local fact_cache, cached_facts = {}, 0
+local MOST_FACTS = 1000
+
+local function facts(text)
+    local known = fact_cache[text]
+    if not known then
+        if cached_facts >= MOST_FACTS then
+            fact_cache, cached_facts = {}, 0
+        end
+        cached_facts = cached_facts + 1
+        known = cjson.decode(text)
+        known.lane = join(known.queue, known.workflow, known.version or '') .. ';' -- So it never ends as LANE@WORKER does.
+        known.priority = known.priority or 0
+        fact_cache[text] = known
+    end
+    return known
+end
+
+-- A run: its `id`, its `fact`s, and `s`, which is kept when `change` was said of it; nil when there is none. `whole` reads
+-- also what a claim brings: its `input`, and its `labels` as they are kept.
+local function find(id, whole)
+    local run = runs[id]
+    if run == nil then
+        local key = P .. 'run:' .. id
+        local got = whole and call('HMGET', key, 'f', 's', 'i', 'l') or call('HMGET', key, 'f', 's')
+        run = got[2] and { id = id, fact = facts(got[1]), s = unpacked(got[2]), input = got[3], labels = got[4] } or false
+        runs[id] = run
+    end
+    return run or nil
+end
+
+local function change(run)
+    changed[run.id] = run
+    return run.s
+end
+
+-- Keeps a field of the run's hash beside `s`; false removes it.
+local function keep(run, field, value)
+    run.fields = run.fields or {}
+    run.fields[field] = value
+    changed[run.id] = run
+end
+
+local function write(run)
+    local key, set, unset = P .. 'run:' .. run.id, { 's', pack(run.s) }, {}
+    for field, value in pairs(run.fields or {}) do
+        if value then
+            set[#set + 1] = field
+            set[#set + 1] = value
+        else
+            unset[#unset + 1] = field
+        end
+    end
+    call('HSET', key, unpack(set))
+    if #unset > 0 then
+        call('HDEL', key, unpack(unset))
+    end
+    run.fields = nil
+end
+
+-- TELLING others, when all is written.
+
+local telling, ended_runs
+-- Whether a run came into the ready set.
+local made_ready
+-- The first of the timers that were set.
+local new_timer
+
+resets[1] = function()
+    pending, pending_keys, numbers, counted = {}, {}, {}, {}
+    runs, changed = {}, {}
+    telling, ended_runs, made_ready, new_timer = {}, {}, false, nil
+end
+
+local function tell(topic)
+    telling[topic] = true
+end
+
+-- Keeps everything that the script has changed.
+local flushers = {}
+local function flush()
+    flush_sets()
+    for _, run in pairs(changed) do
+        write(run)
+    end
+    changed = {}
+    for name, number in pairs(numbers) do
+        call('HSET', P .. 'n', name, number)
+    end
+    for field, by in pairs(counted) do
+        if by ~= 0 and call('HINCRBY', P .. 'counts', field, by) <= 0 then
+            call('HDEL', P .. 'counts', field)
+        end
+    end
+    counted = {}
+    for _, flusher in ipairs(flushers) do
+        flusher()
+    end
+    flush_sets()
+    if telling.work then
+        call('PUBLISH', P .. 'work', '')
+    end
+    if telling.status then
+        call('PUBLISH', P .. 'status', '')
+    end
+    if #ended_runs > 0 then
+        call('PUBLISH', P .. 'ended', pack({ v = 1, runs = ended_runs }))
+    end
+    telling, ended_runs = {}, {}
+end
+
+-- The answer to a question that could not be: what went wrong, for the client to make an error of.
+local function refuse(kind, ...)
+    return pack({ refused = kind, with = { ... } })
+end

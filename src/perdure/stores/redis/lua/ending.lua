@@ -1,0 +1,263 @@
+-- The end of runs, and what it sets free; the removal of all that is kept of one.
+
+-- Forgets for which runs one is parked: its end, or its removal, must not be waited for any more.
+local function stop_waiting(run)
+    for _, wait in ipairs(run.s.waits or {}) do
+        if wait.what == 'run' then
+            call('SREM', P .. 'parked:' .. wait.target, run.id)
+        end
+    end
+end
+
+-- Queues a run that is parked. What it was parked for stays with it until its next settle: the claim tells of it.
+local function wake(run)
+    if run.s.state == 'waiting' then
+        stop_waiting(run)
+        move(run, 'queued')
+        return true
+    end
+    return false
+end
+
+local function wake_parked(id)
+    local key = P .. 'parked:' .. id
+    for _, each in ipairs(call('SMEMBERS', key)) do
+        local run = find(each)
+        if run then
+            wake(run)
+        end
+    end
+end
+
+-- Lets a unique key go that a run has.
+local function release_key(run)
+    local key = unique_key(run.fact)
+    if key and call('GET', P .. 'unique:' .. key) == run.id then
+        call('DEL', P .. 'unique:' .. key)
+    end
+end
+
+-- Of a schedule whose runs queue, the first live one does not wait for the others.
+local function go_on(schedule)
+    local key = P .. 'made:' .. schedule
+    flush_set(key)
+    local first = call('ZRANGE', key, 0, 0)[1]
+    first = first and find(first)
+    if first and first.s.state == 'waiting' then
+        for _, wait in ipairs(first.s.waits or {}) do
+            if wait.what == 'schedule' then
+                wake(first)
+                return
+            end
+        end
+    end
+end
+
+local function batch_is_over(batch)
+    return batch.succeeded + batch.failed + batch.cancelled >= batch.total
+end
+
+local function note_batch(run, state, by)
+    local batch = run.fact.batch and batch_of(run.fact.batch)
+    if batch then
+        batch[state] = batch[state] + by
+        put_batch(run.fact.batch, batch)
+        local callback = batch.callback and batch_is_over(batch) and find(batch.callback)
+        if callback then
+            wake(callback)
+        end
+    end
+end
+
+-- Who waits for results is told of them, unless they are long: then of the end alone.
+local LONGEST_TOLD = 8192
+
+-- Ends a run, however that came; `number` is its place in the order of finishing, if it was given out before.
+local function finish(run, state, body, cause, number)
+    local s = change(run)
+    stop_waiting(run)
+    s.waits, s.cut = nil, nil
+    move(run, state)
+    s.held, s.why, s.over, s.cause = nil, nil, nil, cause
+    s.done, s.finish = now, number or next_number('finish')
+    keep(run, 'o', body or false)
+    if s.due then
+        zrem(P .. 'due', run.id)
+    end
+    zrem(P .. 'live', run.id)
+    zadd(P .. 'done', s.seq, run.id)
+    zadd(P .. 'fin:' .. run.fact.lane .. ':' .. state, s.finish, run.id)
+    if state == 'failed' then
+        zadd(P .. 'failed', s.seq, run.id)
+    end
+    release_key(run)
+    note_batch(run, state, 1)
+    if s.schedule then
+        zrem(P .. 'made:' .. s.schedule, run.id)
+        go_on(s.schedule)
+    end
+    if s.awaited then
+        wake_parked(run.id)
+        call('DEL', P .. 'parked:' .. run.id)
+        s.awaited = nil
+    end
+    if run.fact.parent then
+        tell('work') -- The parent may be running, and watch for this.
+    end
+    local short = not body or #body <= LONGEST_TOLD
+    ended_runs[#ended_runs + 1] = { id = run.id, state = state, body = short and body or nil, long = not short or nil }
+end
+
+-- Takes back that a run has ended, as far as others know of it.
+local function unfinish(run)
+    local s = change(run)
+    zrem(P .. 'done', run.id)
+    zrem(P .. 'fin:' .. run.fact.lane .. ':' .. s.state, run.id)
+    if s.kept then
+        call('SREM', P .. 'kept:' .. s.kept, run.id)
+        s.kept = nil
+    end
+    if s.state == 'failed' then
+        zrem(P .. 'failed', run.id)
+    end
+end
+
+-- Asks for the end of a run that is owned; the first reason stays.
+local function ask(run, reason, overdue)
+    local s = change(run)
+    if not s.why then
+        s.why, s.over = reason, overdue or nil
+        call('SADD', P .. 'stop:' .. s.worker, run.id)
+        zrem(P .. 'due', run.id)
+        tell('work')
+        tell('status')
+    end
+end
+
+local function children(id)
+    flush_set(P .. 'kids:' .. id)
+    return call('ZRANGE', P .. 'kids:' .. id, 0, -1)
+end
+
+-- A run and what descends from it, parents first.
+local function family(id)
+    local found, seen = { id }, { [id] = true }
+    local i = 1
+    while found[i] do
+        for _, child in ipairs(children(found[i])) do
+            if not seen[child] then
+                seen[child] = true
+                found[#found + 1] = child
+            end
+        end
+        i = i + 1
+    end
+    return found
+end
+
+-- Ends a run that is not running, and asks for the end of one that is. `body` is the reason as JSON.
+local function stop(run, reason, body)
+    if run.s.state == 'running' then
+        ask(run, reason)
+    elseif not FINAL[run.s.state] then
+        finish(run, 'cancelled', body)
+        tell('work')
+    end
+end
+
+local function stop_family(id, reason, body)
+    for _, each in ipairs(family(id)) do
+        local run = find(each)
+        if run then
+            stop(run, reason, body)
+        end
+    end
+end
+
+-- Ends runs whose deadline has passed as failed, where they are not running; those that are running are asked to end.
+-- What descends from either kind is cancelled.
+local function expire(late)
+    for _, run in ipairs(late) do
+        if run.s.state == 'running' then
+            ask(run, DEADLINE_PASSED, true)
+        elseif not FINAL[run.s.state] then
+            finish(run, 'failed', OVERDUE_ERROR, OVERDUE)
+            tell('work')
+        end
+    end
+    for _, run in ipairs(late) do
+        stop_family(run.id, PARENT_DEADLINE_PASSED, PARENT_DEADLINE_BODY)
+    end
+end
+
+local function drop_signals(id)
+    call('UNLINK', P .. 'sig:' .. id, P .. 'sigid:' .. id, P .. 'sigw:' .. id, P .. 'sign:' .. id)
+end
+
+-- Removes a run that has ended, with all that is kept of it, and wakes those that are parked for it.
+local function remove(run)
+    local s, fact, id = run.s, run.fact, run.id
+    unfinish(run)
+    count(fact.lane, s.state, -1)
+    local key = unique_key(fact)
+    if key then
+        zrem(P .. 'taken:' .. key, id)
+    end
+    if fact.parent then
+        zrem(P .. 'kids:' .. fact.parent, id)
+    end
+    local group = group_of(run)
+    if group then
+        group.runs, group.changed = group.runs - 1, true
+        if group.runs == 0 then
+            call('SREM', P .. 'groups:' .. fact.group, group.name)
+        end
+        zrem(P .. 'members:' .. fact.group, id)
+    end
+    local session = session_of(run)
+    if session then
+        session.runs, session.changed = session.runs - 1, true
+    end
+    local labels = call('HGET', P .. 'run:' .. id, 'l')
+    for name, value in pairs(labels and unpacked(labels) or {}) do
+        zrem(label_key(name, value), id)
+    end
+    if s.awaited then
+        wake_parked(id)
+        call('DEL', P .. 'parked:' .. id)
+    end
+    if s.fired then
+        local packed = call('HGET', P .. 'schedules', s.fired)
+        local kept = packed and unpacked(packed)
+        if kept and kept.last_run == id then
+            kept.last_run = nil
+            call('HSET', P .. 'schedules', s.fired, pack(kept))
+        end
+    end
+    for _, name in ipairs({ fact.batch or false, s.calls_back or false }) do
+        local batch = name and batch_of(name)
+        if batch then
+            local items = P .. 'items:' .. name
+            if name == fact.batch then
+                zrem(items, id)
+            end
+            local callback = batch.callback and batch.callback ~= id and find(batch.callback)
+            if not callback then
+                flush_set(items)
+                if call('EXISTS', items) == 0 then
+                    call('DEL', P .. 'batch:' .. name)
+                    batches[name] = false
+                end
+            end
+        end
+    end
+    if s.signals then
+        drop_signals(id)
+    end
+    if s.positions then
+        flush_set(P .. 'cpo:' .. id)
+        call('UNLINK', P .. 'cp:' .. id, P .. 'cpo:' .. id, P .. 'cperr:' .. id)
+    end
+    call('UNLINK', P .. 'run:' .. id)
+    changed[id], runs[id] = nil, false
+end

@@ -1,0 +1,15 @@
+-- uses: core holding starting keeping ending claiming showing pushing
+-- Makes runs, in order, and pushes those to workers that wait for them. Answers for each 0 when it was made, as asked, and
+-- otherwise what became of it.
+
+local answers, left = {}, false
+for i, start in ipairs(args.starts) do
+    local run
+    answers[i], run = begin(start)
+    left = left or not run or not push(run)
+end
+if made_ready and left then
+    tell('work')
+end
+flush()
+return pack(answers)

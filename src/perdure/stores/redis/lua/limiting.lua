@@ -1,0 +1,179 @@
+-- Limits, rates and pauses of scopes: each change is a revision, and takes effect in the same script.
+
+-- Limits are maps of `running`, `count`, `period` and `burst` (of the rate), as far as they are set.
+local LIMITS = { 'running', 'count', 'period', 'burst' }
+
+local function limits_of(from)
+    local found = {}
+    for _, name in ipairs(LIMITS) do
+        found[name] = from[name]
+    end
+    return found
+end
+
+-- As a part of what is packed: nothing, when none is set (an empty map would become an empty list).
+local function said_limits(from)
+    local found = limits_of(from)
+    return next(found) and found
+end
+
+local function equal_limits(one, other)
+    for _, name in ipairs(LIMITS) do
+        if one[name] ~= other[name] then
+            return false
+        end
+    end
+    return true
+end
+
+local function read_scope(scope)
+    local packed = call('HGET', P .. 'scope', scope)
+    return packed and unpacked(packed) or nil
+end
+
+-- What a rate has counted stays counted when the rate changes: debts are in parts of a run, of which `period` are one.
+-- In two steps, so that no number is longer than those of Lua can be.
+local function converted(debt, from, to)
+    local whole = math.floor(debt / from)
+    return whole * to + math.ceil((debt - whole * from) * to / from)
+end
+
+local function put_debt(scope, old, new)
+    if not new.count then
+        call('HDEL', P .. 'debt', scope)
+    elseif old.count and old.period ~= new.period then
+        local packed = call('HGET', P .. 'debt', scope)
+        if packed then
+            local debt = unpacked(packed)
+            call('HSET', P .. 'debt', scope, pack({ converted(debt[1], old.period, new.period), debt[2] }))
+        end
+    end
+end
+
+-- What claims have to look at.
+local function put_budget(kind, name, new)
+    local key, field, matters = 'budget', kind .. ':' .. name, new.running or new.count
+    if kind == 'group' then
+        key, field, matters = 'rated', name, new.count
+    end
+    if matters then
+        call('HSET', P .. key, field, pack(limits_of(new)))
+    else
+        call('HDEL', P .. key, field)
+    end
+end
+
+local function groups_named(name)
+    local found = {}
+    for i, each in ipairs(call('SMEMBERS', P .. 'groups:' .. name)) do
+        found[i] = shared(groups, 'group', each)
+    end
+    return found
+end
+
+-- Queues the runs that the rate of their group has put off: whoever comes to them looks at the rate that holds now.
+local function let_in(group)
+    flush_set(P .. 'late:' .. group.name)
+    for _, member in ipairs(call('ZRANGE', P .. 'late:' .. group.name, 0, -1)) do
+        local run = find(id_of(member))
+        if run.s.held == 'rate' then
+            move(run, 'queued')
+        end
+    end
+end
+
+-- Notes which lanes are paused, and has the workers that serve them leave those, or come back.
+local function pause_lanes()
+    local workers, lanes = call('HGETALL', P .. 'workers'), call('HGETALL', P .. 'lanes')
+    local whole = paused_scope('namespace', '')
+    for i = 1, #lanes, 2 do
+        local name, lane = lanes[i], unpacked(lanes[i + 1])
+        local paused = whole or paused_scope('queue', lane.queue) or paused_scope('workflow', lane.workflow)
+        if paused ~= (lane.paused or false) then
+            lane.paused = paused or nil
+            call('HSET', P .. 'lanes', name, pack(lane))
+            for j = 1, #workers, 2 do
+                local number, worker = workers[j], unpacked(workers[j + 1])
+                if paused then
+                    call('SREM', P .. 'served:' .. number, name, name .. '@', name .. '@' .. number)
+                elseif serves(worker, lane) then
+                    serve(number, worker, name)
+                end
+            end
+        end
+    end
+end
+
+-- Keeps what holds for a scope from now on; `old` is what held.
+local function revise(kind, name, old, new, who)
+    local scope = kind .. ':' .. name
+    local number = next_number('revision')
+    local revision = pack({
+        number = number, kind = kind, name = name, who = who, at = now, old = said_limits(old), new = said_limits(new),
+        was_paused = old.paused or false, paused = new.paused or false,
+    })
+    call('LPUSH', P .. 'revisions', revision)
+    call('LPUSH', P .. 'revisions:' .. scope, revision)
+    put_debt(scope, old, new)
+    put_budget(kind, name, new)
+    new.revision, new.who, new.at = number, who, now
+    call('HSET', P .. 'scope', scope, pack(new))
+    if kind == 'group' then
+        local found = groups_named(name)
+        for _, group in ipairs(found) do
+            group.most, group.paused = new.running or group.asked, new.paused or nil
+            settle_group(group)
+        end
+        if old.count ~= new.count or old.period ~= new.period or old.burst ~= new.burst then
+            for _, group in ipairs(found) do
+                let_in(group)
+            end
+        end
+    elseif (old.paused or false) ~= (new.paused or false) then
+        pause_lanes()
+    end
+    tell('work')
+end
+
+-- How many runs of each lane run: a list of {queue, workflow, running}.
+local function running_lanes()
+    local found, lanes = {}, call('HGETALL', P .. 'lanes')
+    for i = 1, #lanes, 2 do
+        local running = tonumber(call('HGET', P .. 'counts', 'running:' .. lanes[i]) or 0)
+        if running > 0 then
+            local lane = unpacked(lanes[i + 1])
+            found[#found + 1] = { queue = lane.queue, workflow = lane.workflow, running = running }
+        end
+    end
+    return found
+end
+
+-- A scope with how much of it is used. To be called when all is flushed.
+local function show_scope(kind, name, kept, running)
+    local shown = limits_of(kept)
+    shown.kind, shown.name, shown.paused = kind, name, kept.paused or false
+    shown.revision, shown.who, shown.at = kept.revision, kept.who, kept.at
+    local used = 0
+    if kind == 'group' then
+        local found = groups_named(name)
+        for _, group in ipairs(found) do
+            used = used + group.slots
+        end
+        shown.queues = #found
+    else
+        for _, lane in ipairs(running) do
+            if kind == 'namespace' or lane[kind] == name then
+                used = used + lane.running
+            end
+        end
+    end
+    shown.used = used
+    return shown
+end
+
+-- The reply about one scope: nothing, when nothing was ever set for it.
+local function tell_scope(kind, name)
+    flush()
+    local kept = read_scope(kind .. ':' .. name)
+    return pack({ kept and show_scope(kind, name, kept, running_lanes()) })
+end

@@ -1,0 +1,11 @@
+-- uses: core holding starting limiting
+-- flags: no-writes
+-- What is stored for scopes, with how much of it is used.
+
+local running, found = running_lanes(), {}
+local scopes = call('HGETALL', P .. 'scope')
+for i = 1, #scopes, 2 do
+    local kind, name = string.match(scopes[i], '^(%l+):(.*)$')
+    found[#found + 1] = show_scope(kind, name, unpacked(scopes[i + 1]), running)
+end
+return pack(found)

@@ -1,0 +1,4 @@
+-- uses: core
+-- The store's time.
+
+return pack(now)

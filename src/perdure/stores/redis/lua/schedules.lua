@@ -1,0 +1,9 @@
+-- uses: core holding starting ending scheduling
+-- flags: no-writes
+-- All schedules.
+
+local found, all = {}, call('HGETALL', P .. 'schedules')
+for i = 1, #all, 2 do
+    found[#found + 1] = show_schedule(all[i], unpacked(all[i + 1]))
+end
+return pack(found)

@@ -1,0 +1,249 @@
+-- Making runs: one after the other, so that each of a batch sees what those before it have made.
+
+local known_lanes, batches
+resets[#resets + 1] = function()
+    known_lanes, batches = {}, {}
+end
+
+local function paused_scope(kind, name)
+    local scope = call('HGET', P .. 'scope', kind .. ':' .. name)
+    return scope and unpacked(scope).paused or false
+end
+
+-- Whether an incarnation claims from a lane, if that is not paused.
+local function serves(worker, lane)
+    local version = lane.version or ''
+    for _, queue in ipairs(worker.queues) do
+        if queue == lane.queue then
+            for _, workflow in ipairs(worker.workflows) do
+                if workflow == lane.workflow then
+                    if version == '' then
+                        return true
+                    end
+                    for _, known in ipairs(worker.versions[workflow] or {}) do
+                        if known == version then
+                            return true
+                        end
+                    end
+                end
+            end
+        end
+    end
+    return false
+end
+
+-- Ties an incarnation to a lane: its ready set, and those of sessions, if it takes any.
+local function serve(number, worker, name)
+    call('SADD', P .. 'served:' .. number, name)
+    if worker.sessions > 0 then
+        call('SADD', P .. 'served:' .. number, name .. '@', name .. '@' .. number)
+    end
+end
+
+-- Makes the lane of a run if it is new, and ties the workers to it that serve it.
+local function know_lane(fact)
+    if known_lanes[fact.lane] then
+        return
+    end
+    known_lanes[fact.lane] = true
+    if call('HEXISTS', P .. 'lanes', fact.lane) == 1 then
+        return
+    end
+    local lane = { queue = fact.queue, workflow = fact.workflow, version = fact.version }
+    lane.paused = paused_scope('namespace', '') or paused_scope('queue', fact.queue)
+        or paused_scope('workflow', fact.workflow) or nil
+    call('HSET', P .. 'lanes', fact.lane, pack(lane))
+    if not lane.paused then
+        local workers = call('HGETALL', P .. 'workers')
+        for i = 1, #workers, 2 do
+            local worker = unpacked(workers[i + 1])
+            if serves(worker, lane) then
+                serve(workers[i], worker, fact.lane)
+            end
+        end
+    end
+end
+
+-- When a start is due, if that is later, and its deadline.
+local function begins(start)
+    local due = start.at or now + (start.delay or 0)
+    local later = due > now
+    local deadline = start.timeout and (later and due or now) + start.timeout or nil
+    return later and due or nil, deadline
+end
+
+local function set_deadline(run, deadline)
+    local s = change(run)
+    if s.due and s.due ~= deadline then
+        zrem(P .. 'due', run.id)
+    end
+    if deadline and s.due ~= deadline then
+        zadd(P .. 'due', deadline, run.id)
+    end
+    s.due = deadline
+end
+
+local function label_key(key, value)
+    return P .. 'label:' .. join(key, value)
+end
+
+local function batch_of(id)
+    local batch = batches[id]
+    if batch == nil then
+        local packed = call('GET', P .. 'batch:' .. id)
+        batch = packed and unpacked(packed) or false
+        batches[id] = batch
+    end
+    return batch or nil
+end
+
+local function put_batch(id, batch)
+    batches[id], batch.changed = batch, true
+end
+
+flushers[#flushers + 1] = function()
+    for id, batch in pairs(batches) do
+        if batch and batch.changed then
+            batch.changed = nil
+            call('SET', P .. 'batch:' .. id, pack(batch))
+        end
+    end
+end
+
+-- The key of a run's place among those that may not live beside each other; nil when it has none.
+local function unique_key(fact)
+    return fact.unique and join(fact.workflow, fact.unique)
+end
+
+-- Makes a run. With `wait` it is parked for that, and waits for nothing else.
+local function make(start, wait)
+    local fact = facts(start.facts)
+    know_lane(fact)
+    local seq = next_number('seq')
+    local run = { id = start.id, fact = fact, s = { seq = seq, made = now, size = #start.input } }
+    local s = change(run)
+    runs[run.id] = run
+    keep(run, 'f', start.facts)
+    keep(run, 'i', start.input)
+    zadd(P .. 'live', seq, run.id)
+    if fact.parent then
+        zadd(P .. 'kids:' .. fact.parent, seq, run.id)
+    end
+    if fact.group then
+        local group = group_of(run)
+        if group.runs == 0 then
+            call('SADD', P .. 'groups:' .. fact.group, group.name)
+        end
+        group.runs, group.changed, s.slot = group.runs + 1, true, 0
+        zadd(P .. 'members:' .. fact.group, seq, run.id)
+    end
+    local session = session_of(run)
+    if session then
+        session.runs, session.changed = session.runs + 1, true
+    end
+    if fact.batch then
+        local batch = batch_of(fact.batch) or { items = 0, total = 0, succeeded = 0, failed = 0, cancelled = 0 }
+        batch.total = batch.total + 1
+        put_batch(fact.batch, batch)
+        zadd(P .. 'items:' .. fact.batch, seq, run.id)
+    end
+    if start.labels then
+        keep(run, 'l', pack(start.labels))
+        for key, value in pairs(start.labels) do
+            zadd(label_key(key, value), seq, run.id)
+        end
+    end
+    local key = unique_key(fact)
+    if key then
+        call('SET', P .. 'unique:' .. key, run.id)
+        call('ZADD', P .. 'taken:' .. key, seq, run.id)
+    end
+    local due, deadline = begins(start)
+    set_deadline(run, deadline)
+    if wait then
+        s.waits = { wait }
+        move(run, 'waiting')
+    else
+        move(run, due and 'scheduled' or 'queued', due)
+    end
+    made_ready = true -- A delayed one counts as well: workers may have to wake earlier than they meant to.
+    return run
+end
+
+-- A start with a unique key that a run has which has not begun: that one takes its input and its due time.
+local function replace(run, start)
+    local s = change(run)
+    local due, deadline = begins(start)
+    local first, input = unpack(call('HMGET', P .. 'run:' .. run.id, 'first', 'i'))
+    if run.fields and run.fields.i then
+        input = run.fields.i
+    end
+    keep(run, 'first', first or input)
+    keep(run, 'i', start.input)
+    s.size = s.size + #start.input - #input
+    set_deadline(run, deadline)
+    if s.state == 'waiting' or (s.held == 'rate' and (due or 0) <= s.wake) then
+        return
+    end
+    if s.held == 'rate' then
+        s.held = nil
+    end
+    if due then
+        move(run, 'scheduled', due)
+    elseif s.state ~= 'queued' then
+        move(run, 'queued')
+    end
+    made_ready = true
+end
+
+-- The input that a run was started with, whatever it has continued with since.
+local function first_input(run)
+    if run.fields and run.fields.i then
+        return run.fields.first or run.fields.i
+    end
+    local first, input = unpack(call('HMGET', P .. 'run:' .. run.id, 'first', 'i'))
+    return first or input
+end
+
+local function existed(run, start)
+    local same = run.fact.workflow == facts(start.facts).workflow and first_input(run) == start.input
+    return { id = run.id, existed = true, same = same }
+end
+
+-- Carries out a start; returns what became of it, and the run if one was made.
+local function begin(start, wait)
+    local there = find(start.id)
+    if there then
+        return existed(there, start)
+    end
+    local unique = start.unique
+    if unique then
+        local fact = facts(start.facts)
+        local key = unique_key(fact)
+        if unique.on == 'debounce' then
+            start.at, start.delay = nil, unique.period
+        end
+        local holder = call('GET', P .. 'unique:' .. key)
+        holder = holder and find(holder)
+        if holder then
+            if (unique.on == 'replace' or unique.on == 'debounce') and not holder.s.begun then
+                replace(holder, start)
+            end
+            return { id = holder.id, existed = true, same = true }
+        end
+        if unique.on == 'throttle' then
+            local last = call('ZREVRANGE', P .. 'taken:' .. key, 0, 0)[1]
+            last = last and find(last)
+            if last and last.s.made > now - unique.period then
+                return { id = last.id, existed = true, same = true }
+            end
+        end
+    end
+    local run = make(start, wait)
+    local group = group_of(run)
+    local limit = run.fact.group_limit or 1
+    if group and limit ~= group.asked and limit ~= group.most then
+        return { id = run.id, existed = false, same = true, group_limit = group.most }, run
+    end
+    return 0, run
+end

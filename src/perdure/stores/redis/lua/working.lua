@@ -1,0 +1,97 @@
+-- Incarnations of workers: what becomes of the runs of one that is gone.
+
+-- Forgets an incarnation that owns nothing any more.
+local function forget(number)
+    for _, name in ipairs(call('SMEMBERS', P .. 'sessions:' .. number)) do
+        local session = shared(sessions, 'session', name)
+        if session then
+            hand_over(session, nil)
+            tell('work')
+        end
+    end
+    local own = '@' .. number
+    for _, name in ipairs(call('SMEMBERS', P .. 'hot')) do
+        if string.sub(name, -#own) == own then
+            cool(name)
+        end
+    end
+    call('HDEL', P .. 'workers', number)
+    call('HDEL', P .. 'takes', number)
+    call('HDEL', P .. 'parked', number)
+    call('HDEL', P .. 'pushes', number)
+    call('ZREM', P .. 'lease', number)
+    call('DEL', P .. 'served:' .. number, P .. 'owned:' .. number, P .. 'stop:' .. number, P .. 'sessions:' .. number,
+        P .. 'pushed:' .. number)
+end
+
+local function owned_runs(number)
+    local found = {}
+    for i, id in ipairs(call('SMEMBERS', P .. 'owned:' .. number)) do
+        found[i] = find(id)
+    end
+    table.sort(found, function(one, other)
+        return one.s.seq < other.s.seq
+    end)
+    return found
+end
+
+local function claim_number(run)
+    return tonumber(string.match(run.s.token, '-(%d+)$'))
+end
+
+-- How long a run stays away that crashed its worker so often (see perdure.model.crash_backoff).
+local function longest_pause(crashes)
+    return crashes < 2 and 0 or math.min(60000, 500 * 2 ^ crashes)
+end
+
+-- Takes back the runs of an incarnation that died, as perdure.blame.judge explains; returns how many.
+local function take_back(number)
+    local suspects, most = owned_runs(number), 0
+    for _, run in ipairs(suspects) do
+        most = math.max(most, run.s.crashes or 0)
+    end
+    local blamed, last = 0, nil
+    for _, run in ipairs(suspects) do
+        if (run.s.crashes or 0) == most then
+            blamed = blamed + 1
+            if not last or claim_number(run) > claim_number(last) then
+                last = run
+            end
+        end
+    end
+    for _, run in ipairs(suspects) do
+        local s = change(run)
+        local pause = 0
+        local crashes = s.crashes or 0
+        local failed = false
+        if crashes == most then
+            crashes = crashes + 1
+            failed = crashes >= (run.fact.max_crashes or 5) * (blamed == 1 and 1 or 4)
+            local longest = longest_pause(crashes)
+            if blamed == 1 then
+                pause = math.floor(math.random() * longest)
+            elseif run ~= last then
+                pause = math.floor(longest / 2 + math.random() * longest / 2)
+            end
+        end
+        s.crashes = crashes > 0 and crashes or nil
+        if failed then
+            local error = string.gsub(POISONED_ERROR, '987654321', tostring(crashes))
+            finish(run, 'failed', error, POISONED)
+        else
+            s.attempt = (s.attempt or 1) + 1
+            if pause > 0 and not s.why then
+                move(run, 'scheduled', now + pause)
+            else
+                move(run, 'queued')
+            end
+        end
+        s.cut = true
+    end
+    if #suspects > 0 then
+        tell('work')
+        tell('status')
+    end
+    forget(number)
+    return #suspects
+end

@@ -1,0 +1,183 @@
+"""Runs that are pushed to a worker which waits for some: they come by message, claimed already.
+
+The next exchange of the worker, if it has nothing to say, is answered with them on the spot. What is lost on the way
+comes with the reply to the exchange after that: the store brings a push again until it is told that it was got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from perdure.model import Millis
+from perdure.stores.base import Claim, Exchange, Exchanged, Subscription
+from perdure.stores.redis.claims import ShownClaim, claim_of
+from perdure.stores.redis.listen import ChannelSubscription, subscribe
+from perdure.stores.redis.url import Location
+
+_REMEMBERED = 1024
+"""How many pushes are remembered, for messages that come when the reply to an exchange has brought them."""
+
+
+class Push(Struct):
+    """A claim that nobody came for; `v` is 1, and code of another version may make more of it."""
+
+    v: int
+    push: int
+    serial: int
+    claim: ShownClaim
+
+
+_Pushes = msgspec.msgpack.Decoder(Push)
+
+
+class Hand:
+    """What one incarnation was given. It belongs to the event loop of its worker."""
+
+    def __init__(self, worker: int, wake: Callable[[], None]) -> None:
+        self.subscription: ChannelSubscription | None = None
+        self.hinted = True
+        """Whether there may be more to be found than pushes."""
+        self._worker = worker
+        self._wake = wake
+        self._claims: list[Claim] = []
+        self._got: list[int] = []
+        self._known: deque[int] = deque(maxlen=_REMEMBERED)
+        self._last: Exchanged | None = None
+        self._last_at = 0.0
+
+    def receive(self, message: bytes) -> None:
+        """Takes a message."""
+        if self._take(_Pushes.decode(message)):
+            self._wake()
+
+    def answer(self, said: Exchange, now: Millis | None) -> Exchanged | None:
+        """The reply to an exchange that says nothing, when there are pushes; None when the store has to be asked."""
+        last = self._last
+        if not self._claims or last is None:
+            return None
+        if (
+            said.saves
+            or said.settles
+            or said.told
+            or said.fires
+            or said.watches
+            or said.owned
+            or said.repeated
+            or said.draining
+        ):
+            return None
+        passed = int((time.monotonic() - self._last_at) * 1000)
+        claims, self._claims = self._claims, []
+        return Exchanged(
+            now=last.now + passed if now is None else now,
+            claims=claims,
+            refused=[],
+            cancelled=[],
+            seen=[],
+            next_at=last.next_at,
+            more=last.more or self.hinted,
+        )
+
+    def ask(self, asked: dict[str, Any]) -> list[int]:
+        """Has an exchange tell what was got, and returns that."""
+        self.hinted = False
+        asked["listens"] = True
+        if self._got:
+            asked["got"] = list(self._got)
+        asked["slots"] = max(0, asked["slots"] - len(self._claims))
+        return list(self._got)
+
+    def heard(self, told: list[int], reply: Exchanged, pushes: list[Push]) -> None:
+        """Adds to the reply of an exchange, in which these were `told` of, what has been pushed."""
+        for push in pushes:
+            self._take(push)
+        self._got = [number for number in self._got if number not in told]
+        self._last, self._last_at = reply, time.monotonic()
+        if not reply.gone:
+            reply.claims = [*reply.claims, *self._claims]
+        self._claims = []
+
+    def _take(self, push: Push) -> bool:
+        if push.push in self._known:
+            return False
+        self._known.append(push.push)
+        self._got.append(push.push)
+        self._claims.append(claim_of(push.claim, self._worker, push.serial))
+        return True
+
+
+class Hands:
+    """Of all workers of one store. A worker is pushed to while something of its event loop listens for work."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._listening: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+        self._hands: dict[int, Hand] = {}
+
+    async def listen(self, subscription: Subscription, wake: Callable[[], None]) -> Subscription:
+        """Has workers of the running loop pushed to until the subscription is closed."""
+        loop = asyncio.get_running_loop()
+        self._listening.setdefault(loop, []).append(wake)
+        return _WorkSubscription(self, subscription, loop, wake)
+
+    def hint(self) -> None:
+        """There may be work for others than those who are pushed to."""
+        for hand in self._hands.values():
+            hand.hinted = True
+
+    async def hand(self, worker: int) -> Hand | None:
+        """What a worker was given; None when it can't be pushed to."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._listening:
+            return None
+        hand = self._hands.get(worker)
+        if hand is None:
+            hand = self._hands[worker] = Hand(worker, lambda: self._wake(loop))
+            hand.subscription = await subscribe(
+                self._location, f"push:{worker}", lambda: self._wake(loop), on_message=hand.receive
+            )
+        return hand
+
+    async def forget(self, worker: int) -> None:
+        """Lets go of an incarnation that is gone."""
+        hand = self._hands.pop(worker, None)
+        if hand is not None and hand.subscription is not None:
+            await hand.subscription.close()
+
+    async def ignore(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        """Somebody listens no more; with the last one of a loop its workers are not pushed to any more."""
+        wakes = self._listening.get(loop, [])
+        if wake in wakes:
+            wakes.remove(wake)
+        if not wakes and self._listening.pop(loop, None) is not None:
+            for worker in [*self._hands]:
+                await self.forget(worker)
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        for wake in self._listening.get(loop, ()):
+            wake()
+
+
+class _WorkSubscription:
+    def __init__(
+        self,
+        hands: Hands,
+        subscription: Subscription,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[], None],
+    ) -> None:
+        self._hands = hands
+        self._subscription = subscription
+        self._loop = loop
+        self._wake = wake
+
+    async def close(self) -> None:
+        await self._subscription.close()
+        await self._hands.ignore(self._loop, self._wake)

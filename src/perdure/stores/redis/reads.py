@@ -1,0 +1,94 @@
+"""What clients read: each a call or two of a script, whose reply is decoded straight into the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.model import Arrived, Checkpoint, Count, Ended, Millis, RunRecord, State, WorkerRecord
+from perdure.stores.redis.reasons import Shown, explained
+from perdure.stores.redis.session import Session
+
+_AHEAD = 1000
+_CHUNK = 500
+"""The most runs that one call looks at: it bounds how long a server is kept busy by it."""
+_STATES = frozenset(State)
+
+
+class _Ended(msgspec.Struct):
+    id: str
+    state: State
+    body: str | None = None
+
+
+_Number = msgspec.msgpack.Decoder(int)
+_Shown = msgspec.msgpack.Decoder(Shown)
+_Ends = msgspec.msgpack.Decoder(list[_Ended])
+_Ids = msgspec.msgpack.Decoder(list[str])
+_Checkpoints = msgspec.msgpack.Decoder(list[Checkpoint])
+_Signals = msgspec.msgpack.Decoder(list[Arrived])
+_Counts = msgspec.msgpack.Decoder(list[tuple[str, str, str, int]])
+_Workers = msgspec.msgpack.Decoder(list[WorkerRecord])
+
+
+async def now(db: Session) -> Millis:
+    """The store's time."""
+    return await db.call("now", reads=_Number)
+
+
+async def load_run(db: Session, run_id: str) -> RunRecord | None:
+    """The run of an id, or None."""
+    return next(iter(explained(await db.call("load", {"run_id": run_id}, reads=_Shown))), None)
+
+
+async def ended(db: Session, run_ids: Sequence[str]) -> list[Ended]:
+    """The outcomes of those of the runs that have ended."""
+    found: list[Ended] = []
+    for first in range(0, len(run_ids), _CHUNK):
+        chunk = await db.call("ended", run_ids[first : first + _CHUNK], reads=_Ends)
+        found += [Ended(each.id, each.state, each.body) for each in chunk]
+    return found
+
+
+async def missing(db: Session, run_ids: Sequence[str]) -> list[str]:
+    """Those of the ids that no run has."""
+    found: list[str] = []
+    for first in range(0, len(run_ids), _CHUNK):
+        found += await db.call("missing", run_ids[first : first + _CHUNK], reads=_Ids)
+    return found
+
+
+async def history(db: Session, run_id: str, after: int, limit: int) -> list[Checkpoint]:
+    """A page of checkpoints, in order of position."""
+    return await db.call("history", {"run_id": run_id, "after": after, "limit": limit}, reads=_Checkpoints)
+
+
+async def find(db: Session, run_id: str, key: str) -> Checkpoint | None:
+    """One checkpoint, or None."""
+    return next(iter(await db.call("history", {"run_id": run_id, "key": key}, reads=_Checkpoints)), None)
+
+
+async def signals(db: Session, run_id: str, after: int, limit: int) -> list[Arrived]:
+    """A page of the signals that wait at a run."""
+    return await db.call("signals", {"run_id": run_id, "after": after, "limit": limit}, reads=_Signals)
+
+
+async def ahead(db: Session, run_id: str) -> int:
+    """How many ready runs of its queue come before a queued run."""
+    return await db.call("ahead", {"run_id": run_id, "most": _AHEAD}, reads=_Number)
+
+
+async def counts(db: Session) -> list[Count]:
+    """How many runs of each workflow are in each state, by queue."""
+    found: Counter[tuple[str, str, State]] = Counter()
+    for queue, workflow, state, runs in await db.call("counts", reads=_Counts):
+        if state in _STATES:
+            found[queue, workflow, State(state)] += runs
+    return [Count(*which, runs) for which, runs in sorted(found.items())]
+
+
+async def workers(db: Session) -> list[WorkerRecord]:
+    """The incarnations whose lease has not ended."""
+    return await db.call("workers", reads=_Workers)

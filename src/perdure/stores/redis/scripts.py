@@ -1,0 +1,104 @@
+"""The Lua functions: made of files, and kept by servers under names that have the SHA-1 of their text.
+
+A server runs the text of a script anew with each call, with all that it defines; that of a function it runs once, when
+it loads it. So an exchange costs a third of what it did. Programs of several versions have functions of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from importlib.resources import files
+
+from msgspec import Struct
+
+from perdure.model import (
+    DEADLINE_PASSED,
+    OVERDUE,
+    PARENT_DEADLINE_PASSED,
+    POISONED,
+    deadline_exceeded,
+    poisoned,
+)
+
+_CRASHES = 987654321
+"""Stands for the number of crashes in the error of a run that is poison; the script puts the number in."""
+
+
+class Script(Struct, frozen=True):
+    """What a server runs: a script, or a function of a library."""
+
+    name: str
+    source: str
+    call: tuple[str, str]
+    """The command that runs it, with the name that servers know it by."""
+    load: tuple[str, str]
+    """The command that has a server keep it, in front of the source."""
+
+    @classmethod
+    def of(cls, name: str, source: str) -> Script:
+        """A script of this text."""
+        return cls(name, source, ("EVALSHA", _sha1(source)), ("SCRIPT", "LOAD"))
+
+
+@functools.cache
+def load(name: str) -> Script:
+    """The function in a file of `lua`, behind those that its first line says it uses.
+
+    A second line with flags is for the server: `-- flags: allow-oom` has it run though memory is full, as does
+    `-- flags: no-writes`.
+    """
+    text = _read(name)
+    used, flags = _header(text, "uses"), _header(text, "flags")
+    body = "".join((_words(), *map(_read, used), f"local function main()\n{text}end\n"))
+    known = f"perdure_{name}_{_sha1(body + ' '.join(flags))[:16]}"
+    listed = ", ".join(f"'{flag}'" for flag in flags)
+    register = (
+        f"redis.register_function{{ function_name = '{known}', flags = {{ {listed} }},\n"
+        "callback = function(keys, argv)\nbegin_call(keys, argv)\nreturn main()\nend }\n"
+    )
+    return Script(name, f"#!lua name={known}\n{body}{register}", ("FCALL", known), ("FUNCTION", "LOAD"))
+
+
+@functools.cache
+def every() -> tuple[Script, ...]:
+    """All functions."""
+    names = sorted(each.name.removesuffix(".lua") for each in (files("perdure.stores.redis") / "lua").iterdir())
+    return tuple(load(name) for name in names if _header(_read(name), "uses"))
+
+
+@functools.cache
+def ready() -> Script:
+    """A function that is loaded behind all others: a server that knows it knows them all."""
+    known = f"perdure_ready_{_sha1(' '.join(each.call[1] for each in every()))[:16]}"
+    source = f"#!lua name={known}\nredis.register_function('{known}', function() return 1 end)\n"
+    return Script("ready", source, ("FCALL", known), ("FUNCTION", "LOAD"))
+
+
+def _header(text: str, name: str) -> list[str]:
+    for line in text.splitlines()[:2]:
+        if line.startswith(f"-- {name}: "):
+            return line.split()[2:]
+    return []
+
+
+def _sha1(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _read(name: str) -> str:
+    return (files("perdure.stores.redis") / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _words() -> str:
+    """What scripts say themselves, in the words of the model."""
+    words = {
+        "DEADLINE_PASSED": DEADLINE_PASSED,
+        "PARENT_DEADLINE_PASSED": PARENT_DEADLINE_PASSED,
+        "PARENT_DEADLINE_BODY": f'"{PARENT_DEADLINE_PASSED}"',
+        "OVERDUE": OVERDUE,
+        "OVERDUE_ERROR": deadline_exceeded(),
+        "POISONED": POISONED,
+        "POISONED_ERROR": poisoned(_CRASHES),
+    }
+    return "".join(f"local {name} = [==[{text}]==]\n" for name, text in words.items())

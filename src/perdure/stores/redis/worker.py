@@ -1,0 +1,51 @@
+"""Incarnations: how they begin and end."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from perdure.stores.base import Registration
+from perdure.stores.redis.batches import tidy
+from perdure.stores.redis.session import Session
+
+
+class _Taken(Struct):
+    runs: int
+    more: bool
+    batches: bool
+
+
+_Takings = msgspec.msgpack.Decoder(_Taken)
+_Number = msgspec.msgpack.Decoder(int)
+
+
+async def register(db: Session, worker: Registration) -> int:
+    """Begins an incarnation and returns its id."""
+    return await db.call("register", worker, durable=True, reads=_Number)
+
+
+async def reclaim(db: Session) -> int:
+    """Takes back the runs of all incarnations whose lease has ended; returns how many."""
+    return await _take_back(db, {})
+
+
+async def bury(db: Session, name: str) -> int:
+    """Takes back the runs of one incarnation, whatever its lease; returns how many."""
+    return await _take_back(db, {"name": name})
+
+
+async def _take_back(db: Session, which: dict[str, str]) -> int:
+    taken = 0
+    while True:
+        found = await db.call("reclaim", which, durable=True, reads=_Takings)
+        taken += found.runs
+        if not found.more:
+            if found.batches:
+                await tidy(db)
+            return taken
+
+
+async def retire(db: Session, worker: int) -> None:
+    """Ends an incarnation in good order: what it owns is queued again and not counted."""
+    await db.call("retire", {"worker": worker}, durable=True)

@@ -1,0 +1,53 @@
+"""What the store on Redis keeps beside runs is what these say at any time, and nothing when they are gone."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import invariant, run_state_machine_as_test
+
+from conformance.kit import EVERYTHING, of_queue, of_workflow
+from conformance.test_model import LANES, LEASES, StoreMachine
+from servers.redis import redis, redis_url
+from servers.redis_books import Books
+
+STAYS = {"lanes", "n", "scope", "budget", "rated", "debt", "revisions", "schedules", "slots"}
+"""What does not go with runs and workers: lanes, numbers, scopes with their changes, and schedules."""
+
+
+class Audited(StoreMachine):
+    """Does all that clients and workers do, and has the books looked at after each step."""
+
+    backend = "redis"
+
+    def books(self) -> Books:
+        return Books(redis(), redis_url(self.directory.name))
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        self.books().check()
+
+    def prune_all(self) -> None:
+        super().prune_all()
+        self.books().check()
+        for scope in (EVERYTHING, of_queue(), of_workflow()):
+            self.run(self.store.pause(scope, "ada", paused=False))
+        worker = self.register(LANES[0], LEASES[0])
+        self.clock.advance(ms=10**13)  # No lease, and no session without runs, lasts until then.
+        self.run(self.store.exchange(self.next_exchange(worker, 1)))
+        self.run(self.store.reclaim())
+        left = self.books().left() - STAYS
+        assert not left, f"there is still {left}"
+
+
+def test_the_books_are_right_at_any_time() -> None:
+    run_state_machine_as_test(
+        Audited,
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=60,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+            report_multiple_bugs=False,
+            phases=[phase for phase in Phase if phase is not Phase.shrink],
+        ),
+    )
