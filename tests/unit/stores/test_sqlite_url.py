@@ -30,7 +30,6 @@ def test_paths_and_options_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("shop.db", "is not a store URL"),
         ("sqlit:///shop.db", "did you mean 'sqlite'"),
         ("mysql://host/db", "there are sqlite"),
-        ("redis://host", "speaks sqlite and postgresql, not redis yet"),
         ("sqlite://shop.db", "'sqlite:///shop.db'"),
         ("sqlite:///", "names no file"),
         ("sqlite:///a.db?syncronous=full", "did you mean 'synchronous'"),

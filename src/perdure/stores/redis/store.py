@@ -49,13 +49,13 @@ from perdure.stores.redis import (
     retention,
     timetable,
 )
+from perdure.stores.redis import exchange as exchanging
 from perdure.stores.redis import limits as limiting
 from perdure.stores.redis import (
     starts as starting,
 )
 from perdure.stores.redis import worker as workers
 from perdure.stores.redis.connect import Redis
-from perdure.stores.redis.exchange import exchange
 from perdure.stores.redis.keeper import LeaseKeeper
 from perdure.stores.redis.pushes import Hands
 from perdure.stores.redis.results import Results
@@ -223,8 +223,8 @@ class RedisStore:
         asked = encode({"worker": worker, "lease": lease})
         return LeaseKeeper(self._location, lease, load("renew"), lambda: (self._db.clock(), asked))
 
-    async def exchange(self, exchange_: Exchange) -> Exchanged:
-        return await exchange(self._db, self._hands, exchange_)
+    async def exchange(self, exchange: Exchange) -> Exchanged:
+        return await exchanging.exchange(self._db, self._hands, exchange)
 
     async def reclaim(self) -> int:
         return await workers.reclaim(self._db)
