@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from conformance.kit import (
+    BILL,
     DEFAULT,
     LEASE,
     URGENT,
@@ -56,6 +57,18 @@ async def test_the_first_claim_makes_the_owner(store: Store, ada: Worker, bob: W
     await ada.settle(first)
     assert await bob.claim() == []
     assert ids(await ada.claim()) == ["b", "c"]
+
+
+async def test_all_lanes_of_a_session_are_its_owners_at_once(store: Store, ada: Worker) -> None:
+    await store.enqueue(
+        [
+            start("first", session="s", priority=-1),
+            start("second", session="s", workflow=BILL),
+            start("third", priority=1),
+            start("fourth", workflow=BILL, priority=2),
+        ]
+    )
+    assert ids(await ada.claim()) == ["first", "second", "third", "fourth"]
 
 
 async def test_each_worker_has_its_own_sessions(store: Store, ada: Worker, bob: Worker) -> None:

@@ -32,7 +32,7 @@ _SETS = (
 
 
 class Books:
-    """All that a namespace has at one time."""
+    """All that a namespace has at one time. Texts are as many characters as they have bytes."""
 
     def __init__(self, server: Redis, url: str) -> None:
         self._server = server
@@ -238,7 +238,7 @@ def _shaped(command: str, value: Any) -> Any:
 
 
 def _join(*parts: str) -> str:
-    return "".join(f"{len(part)}:{part}" for part in (part.encode().decode("latin-1") for part in parts))
+    return "".join(f"{len(part)}:{part}" for part in parts)
 
 
 def _ready(run: dict[str, Any]) -> bool:
