@@ -110,7 +110,7 @@ class Books:
         runs: dict[str, dict[str, Any]] = {}
         for id, state in zip(kept, self._unpacked(each["s"] for each in kept.values()), strict=True):
             fact = json.loads(kept[id]["f"])
-            lane = _join(fact["queue"], fact["workflow"], fact.get("version", "")) + "."
+            lane = _join(fact["queue"], fact["workflow"], fact.get("version", "")) + ";"
             packed = kept[id].get("l")
             labels = self._unpacked([packed])[0] if packed else {}
             runs[id] = {"priority": 0, **fact, **state, "id": id, "lane": lane, "labels": labels}
