@@ -26,7 +26,21 @@ _OWN = ("run", "cp", "cpo", "cperr", "sig", "sigid", "sigw", "sign")
 """What there is for one run alone, behind its id."""
 _SETS = (
     *("live", "done", "failed", "fin", "ready", "timer", "due", "owned", "stop", "line", "early", "begun", "late"),
-    *("members", "groups", "seats", "bench", "sessions", "idle", "kids", "parked", "items", "made", "taken", "label"),
+    *(
+        "members",
+        "groups",
+        "seats",
+        "bench",
+        "sessions",
+        "idle",
+        "kids",
+        "parked",
+        "items",
+        "made",
+        "taken",
+        "label",
+        "kept",
+    ),
 )
 """Sets whose members are runs, or follow from runs."""
 
@@ -131,6 +145,8 @@ class Books:
                 sets["failed"][id] = seq
             if not run["live"] and "kept" not in run:
                 sets[f"fin:{run['lane']}:{state}"][id] = run["finish"]
+            if "kept" in run:
+                sets[f"kept:{run['kept']}"][id] = None
             if "wake" in run:
                 sets["timer"][id] = run["wake"]
             if run["live"] and "due" in run and "why" not in run:
