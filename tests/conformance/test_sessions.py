@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from conformance.kit import (
+    BILL,
     DEFAULT,
     LEASE,
     URGENT,
@@ -22,7 +23,7 @@ from conformance.kit import (
     start,
     worker,
 )
-from perdure.model import Limits
+from perdure.model import Limits, OnConflict, Unique
 from perdure.stores.base import Claim, Store, To, Topic
 
 pytestmark = pytest.mark.anyio
@@ -56,6 +57,31 @@ async def test_the_first_claim_makes_the_owner(store: Store, ada: Worker, bob: W
     await ada.settle(first)
     assert await bob.claim() == []
     assert ids(await ada.claim()) == ["b", "c"]
+
+
+async def test_all_lanes_of_a_session_are_its_owners_at_once(store: Store, ada: Worker) -> None:
+    await store.enqueue(
+        [
+            start("first", session="s", priority=-1),
+            start("second", session="s", workflow=BILL),
+            start("third", priority=1),
+            start("fourth", workflow=BILL, priority=2),
+        ]
+    )
+    assert ids(await ada.claim()) == ["first", "second", "third", "fourth"]
+
+
+async def test_a_run_that_is_put_off_comes_back_in_order(store: Store, ada: Worker, clock: ManualClock) -> None:
+    """It came last of very many, and comes before those that came since."""
+    await fill(store, *(f"early {n}" for n in range(70)))
+    unique = Unique("k", OnConflict.REPLACE)
+    await store.enqueue([start("late", session="s", unique=unique)])
+    await store.enqueue([start("again", session="s", unique=unique, delay=1_000)])
+    for n in range(70):
+        await store.cancel(f"early {n}", "x")
+    await fill(store, *(f"new {n}" for n in range(70)))
+    clock.advance(ms=1_000)
+    assert ids(await ada.claim(2)) == ["late", "new 0"]
 
 
 async def test_each_worker_has_its_own_sessions(store: Store, ada: Worker, bob: Worker) -> None:

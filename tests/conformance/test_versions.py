@@ -38,6 +38,16 @@ async def test_lanes_that_come_later_are_served_too(store: Store) -> None:
     assert ids(await early.claim()) == ["a"]
 
 
+@pytest.mark.parametrize("version", ["@", "v@", "v@1", "v;@2", "1:x"])
+async def test_names_of_versions_are_any_text(store: Store, version: str) -> None:
+    """Neither those of workers that may own sessions, nor those of lanes that such a worker has left."""
+    for sessions in (0, 2, 0):
+        each = await worker(store, versions={SHIP: [version]}, sessions=sessions)
+        await store.enqueue([start("mine", version=version), start("not mine", version="v")])
+        assert ids(await each.claim()) == ["mine"]
+        await store.retire(each.id)
+
+
 async def test_a_start_under_another_version_is_the_same_run(store: Store) -> None:
     await store.enqueue([start("a", version="1")])
     [again] = await store.enqueue([start("a", version="2")])

@@ -26,13 +26,27 @@ _OWN = ("run", "cp", "cpo", "cperr", "sig", "sigid", "sigw", "sign")
 """What there is for one run alone, behind its id."""
 _SETS = (
     *("live", "done", "failed", "fin", "ready", "timer", "due", "owned", "stop", "line", "early", "begun", "late"),
-    *("members", "groups", "seats", "bench", "sessions", "idle", "kids", "parked", "items", "made", "taken", "label"),
+    *(
+        "members",
+        "groups",
+        "seats",
+        "bench",
+        "sessions",
+        "idle",
+        "kids",
+        "parked",
+        "items",
+        "made",
+        "taken",
+        "label",
+        "kept",
+    ),
 )
 """Sets whose members are runs, or follow from runs."""
 
 
 class Books:
-    """All that a namespace has at one time."""
+    """All that a namespace has at one time. Texts are as many characters as they have bytes."""
 
     def __init__(self, server: Redis, url: str) -> None:
         self._server = server
@@ -52,6 +66,7 @@ class Books:
     def check(self) -> None:
         """Raises when anything that is kept is not what the runs say."""
         families = {name: members for name, members in self.kept.items() if name.split(":", 1)[0] in _SETS}
+        families.pop("parked", None)  # That is of workers; parked:ID is of runs.
         differing = [
             f"{name}: {families.get(name)} is kept, and {expected.get(name)} is true"
             for expected in [self._expected_sets()]
@@ -130,6 +145,8 @@ class Books:
                 sets["failed"][id] = seq
             if not run["live"] and "kept" not in run:
                 sets[f"fin:{run['lane']}:{state}"][id] = run["finish"]
+            if "kept" in run:
+                sets[f"kept:{run['kept']}"][id] = None
             if "wake" in run:
                 sets["timer"][id] = run["wake"]
             if run["live"] and "due" in run and "why" not in run:
@@ -238,7 +255,7 @@ def _shaped(command: str, value: Any) -> Any:
 
 
 def _join(*parts: str) -> str:
-    return "".join(f"{len(part)}:{part}" for part in (part.encode().decode("latin-1") for part in parts))
+    return "".join(f"{len(part)}:{part}" for part in parts)
 
 
 def _ready(run: dict[str, Any]) -> bool:

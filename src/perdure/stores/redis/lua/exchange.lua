@@ -10,6 +10,15 @@ local most_sessions = call('HGET', P .. 'takes', worker)
 local known = call('ZSCORE', P .. 'lease', worker) and true or false
 claimer = { worker = worker, serial = args.serial, next = 0, sessions = tonumber(most_sessions or 0) }
 
+local function first_of(key)
+    flush_set(P .. key)
+    local first = call('ZRANGE', P .. key, 0, 0, 'WITHSCORES')
+    return tonumber(first[2])
+end
+
+-- Sessions that have no run any more from now on are seen to by the next exchange.
+local idle = known and first_of('idle')
+
 -- WHO SAYS WHAT. Whether each token owns its run is looked at before anything changes.
 
 local standing, refused = {}, {}
@@ -190,12 +199,6 @@ end
 
 -- WHAT IS DUE: a bounded number.
 
-local function first_of(key)
-    flush_set(P .. key)
-    local first = call('ZRANGE', P .. key, 0, 0, 'WITHSCORES')
-    return tonumber(first[2])
-end
-
 local more, more_late = false, false
 if known then
     if args.fires then
@@ -225,7 +228,6 @@ if known then
         more_late = #late == DUE_LIMIT
         more = more or more_late
     end
-    local idle = first_of('idle')
     if idle and idle <= now then
         rest()
         for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'idle', 1, now, 'LIMIT', 0, DUE_LIMIT)) do

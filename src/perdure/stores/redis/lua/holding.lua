@@ -245,6 +245,9 @@ local function follow(run)
         seat = 3
     elseif s.state ~= 'queued' then
         seat = nil
+        if s.held == 'session' then
+            s.held = nil -- It looks for a seat anew when it comes back.
+        end
     elseif s.slot == 0 or s.slot == 2 then
         seat = 0
     elseif not s.held then
