@@ -25,17 +25,17 @@ end
 
 local owner
 if fact.session then
-    local packed = call('HGET', P .. 'session', join(fact.queue, fact.session))
+    local packed = call('HGET', K.session, join(fact.queue, fact.session))
     owner = packed and unpacked(packed).owner or ''
 end
 local served = {}
-for _, worker in ipairs(call('HKEYS', P .. 'workers')) do
+for _, worker in ipairs(call('HKEYS', K.workers)) do
     served[#served + 1] = P .. 'served:' .. worker
 end
 local ahead = 0
 if #served > 0 then
     for _, name in ipairs(call('SUNION', unpack(served))) do
-        if lane_of(name).queue == fact.queue and call('HEXISTS', P .. 'lanes', name) == 1 then
+        if lane_of(name).queue == fact.queue and call('HEXISTS', K.lanes, name) == 1 then
             ahead = ahead + before(P .. 'ready:' .. name)
             if owner then
                 ahead = ahead + before(P .. 'ready:' .. name .. '@' .. owner)

@@ -40,7 +40,7 @@ local budgets -- of the namespace, queues and workflows, by KIND:NAME; nil when 
 local rated -- of groups
 
 local function read_budgets()
-    local rows = call('HGETALL', P .. 'budget')
+    local rows = call('HGETALL', K.budget)
     if #rows == 0 then
         return
     end
@@ -51,7 +51,7 @@ local function read_budgets()
         limited = limited or budgets[rows[i]].left ~= nil
     end
     if limited then
-        local running = call('HGETALL', P .. 'counts')
+        local running = call('HGETALL', K.counts)
         local function take(field, number)
             local lane = lane_of(string.sub(field, 9))
             for _, scope in ipairs({ 'namespace:', 'queue:' .. lane.queue, 'workflow:' .. lane.workflow }) do
@@ -90,7 +90,7 @@ local function group_rate(run)
         return nil
     end
     if rated[name] == nil then
-        local packed = call('HGET', P .. 'rated', name)
+        local packed = call('HGET', K.rated, name)
         rated[name] = packed and read_budget(packed, 'group:' .. name).rate or false
     end
     return rated[name] or nil
@@ -155,7 +155,7 @@ local function ready_key(name)
 end
 
 local function ready_names(worker)
-    return call('SINTER', P .. 'served:' .. worker, P .. 'hot')
+    return call('SINTER', P .. 'served:' .. worker, K.hot)
 end
 
 local function by_rank(one, other)

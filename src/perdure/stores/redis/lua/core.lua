@@ -45,9 +45,43 @@ local P, now, args
 local call, pack, unpacked -- which are not there yet when a server loads this
 local resets = {}
 
+-- Keys that are the same for many runs, made once: K.live is the key :live.
+local K = {}
+local function make_key(keys, name)
+    local key = P .. name
+    keys[name] = key
+    return key
+end
+
+-- Names that are made of a lane and a word, made once: named_by_lane[word][lane] is word:lane.
+local named_by_lane, lane_names = {}, 0
+local MOST_NAMES = 10000
+
+local function lane_name(word, lane)
+    local names = named_by_lane[word]
+    if not names then
+        names = {}
+        named_by_lane[word] = names
+    end
+    local name = names[lane]
+    if not name then
+        lane_names = lane_names + 1
+        if lane_names > MOST_NAMES then
+            named_by_lane, lane_names, names = {}, 0, {}
+        end
+        name = word .. ':' .. lane
+        names[lane] = name
+    end
+    return name
+end
+
 local function begin_call(keys, argv)
     call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
-    P, args = keys[1] .. ':', unpacked(argv[2])
+    local prefix = keys[1] .. ':'
+    if prefix ~= P then
+        P, K = prefix, setmetatable({}, { __index = make_key })
+    end
+    args = unpacked(argv[2])
     now = tonumber(argv[1])
     if not now then
         local time = call('TIME')
@@ -97,6 +131,7 @@ end
 -- before.
 
 local pending, pending_keys
+local first_scores -- of sets, as they were read last
 
 local function flush_set(key)
     local waiting = pending[key]
@@ -114,6 +149,7 @@ local function later(command, key)
         flush_set(key)
         waiting = nil
     end
+    first_scores[key] = nil
     if not waiting then
         waiting = { command = command }
         pending[key] = waiting
@@ -143,6 +179,17 @@ local function srem(key, member)
     waiting[#waiting + 1] = member
 end
 
+-- The lowest score of a set; false when it is empty.
+local function first_score(key)
+    local score = first_scores[key]
+    if score == nil then
+        flush_set(key)
+        score = tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]) or false
+        first_scores[key] = score
+    end
+    return score
+end
+
 local function flush_sets()
     for _, key in ipairs(pending_keys) do
         flush_set(key)
@@ -156,7 +203,7 @@ local numbers, counted
 
 local function last_number(name)
     if not numbers[name] then
-        numbers[name] = tonumber(call('HGET', P .. 'n', name) or 0)
+        numbers[name] = tonumber(call('HGET', K.n, name) or 0)
     end
     return numbers[name]
 end
@@ -167,7 +214,7 @@ local function next_number(name)
 end
 
 local function count(lane, state, by)
-    local field = state .. ':' .. lane
+    local field = lane_name(state, lane)
     counted[field] = (counted[field] or 0) + by
 end
 
@@ -188,6 +235,8 @@ local function facts(text)
         known = cjson.decode(text)
         known.lane = join(known.queue, known.workflow, known.version or '') .. ';' -- So it never ends as LANE@WORKER does.
         known.priority = known.priority or 0
+        known.group_name = known.group and join(known.queue, known.group)
+        known.session_name = known.session and join(known.queue, known.session)
         fact_cache[text] = known
     end
     return known
@@ -219,17 +268,23 @@ local function keep(run, field, value)
 end
 
 local function write(run)
-    local key, set, unset = P .. 'run:' .. run.id, { 's', pack(run.s) }, {}
-    for field, value in pairs(run.fields or {}) do
+    local key, fields = P .. 'run:' .. run.id, run.fields
+    if not fields then
+        call('HSET', key, 's', pack(run.s))
+        return
+    end
+    local set, n, unset = { 's', pack(run.s) }, 2, nil
+    for field, value in pairs(fields) do
         if value then
-            set[#set + 1] = field
-            set[#set + 1] = value
-        else
+            set[n + 1], set[n + 2] = field, value
+            n = n + 2
+        elseif not run.is_new then
+            unset = unset or {}
             unset[#unset + 1] = field
         end
     end
     call('HSET', key, unpack(set))
-    if #unset > 0 then
+    if unset then
         call('HDEL', key, unpack(unset))
     end
     run.fields = nil
@@ -244,7 +299,7 @@ local made_ready
 local new_timer
 
 resets[1] = function()
-    pending, pending_keys, numbers, counted = {}, {}, {}, {}
+    pending, pending_keys, first_scores, numbers, counted = {}, {}, {}, {}, {}
     runs, changed = {}, {}
     telling, ended_runs, made_ready, new_timer = {}, {}, false, nil
 end
@@ -262,11 +317,11 @@ local function flush()
     end
     changed = {}
     for name, number in pairs(numbers) do
-        call('HSET', P .. 'n', name, number)
+        call('HSET', K.n, name, number)
     end
     for field, by in pairs(counted) do
-        if by ~= 0 and call('HINCRBY', P .. 'counts', field, by) <= 0 then
-            call('HDEL', P .. 'counts', field)
+        if by ~= 0 and call('HINCRBY', K.counts, field, by) <= 0 then
+            call('HDEL', K.counts, field)
         end
     end
     counted = {}
@@ -275,13 +330,13 @@ local function flush()
     end
     flush_sets()
     if telling.work then
-        call('PUBLISH', P .. 'work', '')
+        call('PUBLISH', K.work, '')
     end
     if telling.status then
-        call('PUBLISH', P .. 'status', '')
+        call('PUBLISH', K.status, '')
     end
-    if #ended_runs > 0 then
-        call('PUBLISH', P .. 'ended', pack({ v = 1, runs = ended_runs }))
+    if #ended_runs > 0 and call('PUBSUB', 'NUMSUB', K.ended)[2] > 0 then
+        call('PUBLISH', K.ended, pack({ v = 1, runs = ended_runs }))
     end
     telling, ended_runs = {}, {}
 end

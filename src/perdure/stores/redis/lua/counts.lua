@@ -2,7 +2,7 @@
 -- How many runs each lane has in each state.
 
 local rows = {}
-local counts = call('HGETALL', P .. 'counts')
+local counts = call('HGETALL', K.counts)
 for i = 1, #counts, 2 do
     local colon = string.find(counts[i], ':', 1, true)
     local lane = lane_of(string.sub(counts[i], colon + 1))

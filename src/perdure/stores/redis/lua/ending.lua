@@ -75,20 +75,23 @@ local LONGEST_TOLD = 8192
 -- Ends a run, however that came; `number` is its place in the order of finishing, if it was given out before.
 local function finish(run, state, body, cause, number)
     local s = change(run)
-    stop_waiting(run)
-    s.waits, s.cut = nil, nil
+    if s.waits then
+        stop_waiting(run)
+        s.waits = nil
+    end
+    s.cut = nil
     move(run, state)
     s.held, s.why, s.over, s.cause = nil, nil, nil, cause
     s.done, s.finish = now, number or next_number('finish')
     keep(run, 'o', body or false)
     if s.due then
-        zrem(P .. 'due', run.id)
+        zrem(K.due, run.id)
     end
-    zrem(P .. 'live', run.id)
-    zadd(P .. 'done', s.seq, run.id)
+    zrem(K.live, run.id)
+    zadd(K.done, s.seq, run.id)
     zadd(P .. 'fin:' .. run.fact.lane .. ':' .. state, s.finish, run.id)
     if state == 'failed' then
-        zadd(P .. 'failed', s.seq, run.id)
+        zadd(K.failed, s.seq, run.id)
     end
     release_key(run)
     note_batch(run, state, 1)
@@ -111,14 +114,14 @@ end
 -- Takes back that a run has ended, as far as others know of it.
 local function unfinish(run)
     local s = change(run)
-    zrem(P .. 'done', run.id)
+    zrem(K.done, run.id)
     zrem(P .. 'fin:' .. run.fact.lane .. ':' .. s.state, run.id)
     if s.kept then
         call('SREM', P .. 'kept:' .. s.kept, run.id)
         s.kept = nil
     end
     if s.state == 'failed' then
-        zrem(P .. 'failed', run.id)
+        zrem(K.failed, run.id)
     end
 end
 
@@ -128,7 +131,7 @@ local function ask(run, reason, overdue)
     if not s.why then
         s.why, s.over = reason, overdue or nil
         call('SADD', P .. 'stop:' .. s.worker, run.id)
-        zrem(P .. 'due', run.id)
+        zrem(K.due, run.id)
         tell('work')
         tell('status')
     end
@@ -227,11 +230,11 @@ local function remove(run)
         call('DEL', P .. 'parked:' .. id)
     end
     if s.fired then
-        local packed = call('HGET', P .. 'schedules', s.fired)
+        local packed = call('HGET', K.schedules, s.fired)
         local kept = packed and unpacked(packed)
         if kept and kept.last_run == id then
             kept.last_run = nil
-            call('HSET', P .. 'schedules', s.fired, pack(kept))
+            call('HSET', K.schedules, s.fired, pack(kept))
         end
     end
     for _, name in ipairs({ fact.batch or false, s.calls_back or false }) do

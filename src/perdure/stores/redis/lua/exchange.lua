@@ -6,18 +6,12 @@ local DUE_LIMIT = 200 -- The most timers, and the most deadlines, that one excha
 local DUE_SCHEDULES = 10 -- The most schedules that one reply tells of as due.
 
 local worker = args.worker
-local most_sessions = call('HGET', P .. 'takes', worker)
-local known = call('ZSCORE', P .. 'lease', worker) and true or false
+local most_sessions = call('HGET', K.takes, worker)
+local known = call('ZSCORE', K.lease, worker) and true or false
 claimer = { worker = worker, serial = args.serial, next = 0, sessions = tonumber(most_sessions or 0) }
 
-local function first_of(key)
-    flush_set(P .. key)
-    local first = call('ZRANGE', P .. key, 0, 0, 'WITHSCORES')
-    return tonumber(first[2])
-end
-
 -- Sessions that have no run any more from now on are seen to by the next exchange.
-local idle = known and first_of('idle')
+local idle = known and first_score(K.idle)
 
 -- WHO SAYS WHAT. Whether each token owns its run is looked at before anything changes.
 
@@ -204,9 +198,9 @@ if known then
     if args.fires then
         fire(args.fires)
     end
-    local timer = first_of('timer')
+    local timer = first_score(K.timer)
     if timer and timer <= now then
-        local ids = call('ZRANGEBYSCORE', P .. 'timer', '-inf', now, 'LIMIT', 0, DUE_LIMIT)
+        local ids = call('ZRANGEBYSCORE', K.timer, '-inf', now, 'LIMIT', 0, DUE_LIMIT)
         for _, id in ipairs(ids) do
             local run = find(id)
             if run.s.wake and run.s.wake <= now then
@@ -218,10 +212,10 @@ if known then
         end
         more = #ids == DUE_LIMIT
     end
-    local deadline = first_of('due')
+    local deadline = first_score(K.due)
     if deadline and deadline <= now then
         local late = {}
-        for i, id in ipairs(call('ZRANGEBYSCORE', P .. 'due', '-inf', now, 'LIMIT', 0, DUE_LIMIT)) do
+        for i, id in ipairs(call('ZRANGEBYSCORE', K.due, '-inf', now, 'LIMIT', 0, DUE_LIMIT)) do
             late[i] = find(id)
         end
         expire(late)
@@ -230,7 +224,7 @@ if known then
     end
     if idle and idle <= now then
         rest()
-        for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'idle', 1, now, 'LIMIT', 0, DUE_LIMIT)) do
+        for _, name in ipairs(call('ZRANGEBYSCORE', K.idle, 1, now, 'LIMIT', 0, DUE_LIMIT)) do
             hand_over(shared(sessions, 'session', name), nil)
             made_ready = true
         end
@@ -277,7 +271,7 @@ if known then
     end
     slots = more_late and 0 or math.max(0, slots)
     local names = ready_names(worker)
-    local strict = call('EXISTS', P .. 'budget', P .. 'rated') > 0
+    local strict = call('EXISTS', K.budget, K.rated) > 0
     for _, name in ipairs(names) do
         strict = strict or string.sub(name, -1) == '@'
     end
@@ -295,7 +289,7 @@ if known then
     if #claimed > 0 or #settled > 0 or made_ready then
         tell('status')
     end
-    if (made_ready or (strict and #settled > 0)) and call('EXISTS', P .. 'hot') == 1 then
+    if (made_ready or (strict and #settled > 0)) and call('EXISTS', K.hot) == 1 then
         tell('work')
     end
 end
@@ -321,7 +315,7 @@ else
     end
     local due
     due, reply.due = due_schedules(args.skips or {}, DUE_SCHEDULES)
-    for _, time in pairs({ first_of('timer'), first_of('due'), due or nil, opens, room }) do
+    for _, time in pairs({ first_score(K.timer) or nil, first_score(K.due) or nil, due or nil, opens, room }) do
         reply.next_at = reply.next_at and math.min(reply.next_at, time) or time
     end
     reply.more = more
@@ -353,7 +347,7 @@ for _, watch in ipairs(args.watches or {}) do
         end
     end
 end
-if new_timer and new_timer == first_of('timer') then
+if new_timer and new_timer == first_score(K.timer) then
     tell('work') -- Others may have to wake earlier than they meant to.
 end
 flush()

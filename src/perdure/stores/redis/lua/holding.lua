@@ -16,11 +16,12 @@ local made_hot -- the ready sets that are known to be in :hot
 local enter, leave_ready -- of the ready set, see below
 
 -- A record that several runs share, read once, and written when it was changed.
-local function shared(kept, key, name, fresh)
+-- `fresh` makes one for the first `run`.
+local function shared(kept, key, name, fresh, run)
     local record = kept[name]
     if record == nil then
         local packed = call('HGET', P .. key, name)
-        record = packed and unpacked(packed) or fresh and fresh() or false
+        record = packed and unpacked(packed) or fresh and fresh(run) or false
         if record then
             record.name = name
         end
@@ -71,14 +72,14 @@ function enter(run)
     zadd(P .. 'ready:' .. name, run.fact.priority, run.s.place .. run.id)
     if not made_hot[name] then
         made_hot[name] = true
-        call('SADD', P .. 'hot', name)
+        call('SADD', K.hot, name)
     end
     made_ready = true
 end
 
 -- Nobody need look at a ready set any more, until something enters it again.
 local function cool(name)
-    call('SREM', P .. 'hot', name)
+    call('SREM', K.hot, name)
     made_hot[name] = nil
 end
 
@@ -103,13 +104,13 @@ end
 
 -- SESSIONS
 
+local function new_session()
+    return { runs = 0, seated = 0, benched = 0, other = 0 }
+end
+
 local function session_of(run)
-    if not run.fact.session then
-        return nil
-    end
-    return shared(sessions, 'session', join(run.fact.queue, run.fact.session), function()
-        return { runs = 0, seated = 0, benched = 0, other = 0 }
-    end)
+    local name = run.fact.session_name
+    return name and shared(sessions, 'session', name, new_session) or nil
 end
 
 local function rank(run)
@@ -173,9 +174,9 @@ local function settle_seats(session)
     local idle = session.owner and session.seated + session.benched + session.other == 0
     if idle and not session.idle then
         session.idle = 0 -- Until `rest` sets the time.
-        zadd(P .. 'idle', 0, session.name)
+        zadd(K.idle, 0, session.name)
     elseif not idle and session.idle then
-        zrem(P .. 'idle', session.name)
+        zrem(K.idle, session.name)
         session.idle = nil
     end
     session.changed = true
@@ -206,22 +207,22 @@ local function hand_over(session, owner)
         enter(run)
     end
     if session.idle then
-        zrem(P .. 'idle', session.name)
+        zrem(K.idle, session.name)
         session.idle = nil
     end
 end
 
 -- Sets how long owners keep the sessions of which no run is there any more.
 local function rest()
-    flush_set(P .. 'idle')
-    for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'idle', 0, 0)) do
+    flush_set(K.idle)
+    for _, name in ipairs(call('ZRANGEBYSCORE', K.idle, 0, 0)) do
         local session = shared(sessions, 'session', name)
-        local worker = session and session.owner and call('HGET', P .. 'workers', session.owner)
+        local worker = session and session.owner and call('HGET', K.workers, session.owner)
         if worker then
             session.idle, session.changed = now + unpacked(worker).session_idle, true
-            call('ZADD', P .. 'idle', session.idle, name)
+            call('ZADD', K.idle, session.idle, name)
         else
-            call('ZREM', P .. 'idle', name)
+            call('ZREM', K.idle, name)
         end
     end
 end
@@ -271,22 +272,22 @@ end
 
 -- GROUPS
 
-local function group_of(run)
-    if not run.fact.group then
-        return nil
+local function new_group(run)
+    local most, paused = run.fact.group_limit or 1, nil
+    local scope = call('HGET', K.scope, 'group:' .. run.fact.group)
+    if scope then
+        scope = unpacked(scope)
+        most, paused = scope.running or most, scope.paused or nil
     end
-    return shared(groups, 'group', join(run.fact.queue, run.fact.group), function()
-        local most, paused = run.fact.group_limit or 1, nil
-        local scope = call('HGET', P .. 'scope', 'group:' .. run.fact.group)
-        if scope then
-            scope = unpacked(scope)
-            most, paused = scope.running or most, scope.paused or nil
-        end
-        return {
-            asked = run.fact.group_limit or 1, most = most, paused = paused,
-            slots = 0, running = 0, lined = 0, runs = 0,
-        }
-    end)
+    return {
+        asked = run.fact.group_limit or 1, most = most, paused = paused,
+        slots = 0, running = 0, lined = 0, runs = 0,
+    }
+end
+
+local function group_of(run)
+    local name = run.fact.group_name
+    return name and shared(groups, 'group', name, new_group, run) or nil
 end
 
 local function in_group(run)
@@ -377,7 +378,7 @@ end
 local function to_line(run, group)
     local s = run.s
     if s.wake then
-        zrem(P .. 'timer', run.id)
+        zrem(K.timer, run.id)
         s.wake = nil
     end
     if s.state ~= 'queued' then
@@ -527,7 +528,7 @@ local function move(run, state, wake)
         s.worker, s.token = nil, nil
     end
     if s.wake and s.wake ~= wake then
-        zrem(P .. 'timer', run.id)
+        zrem(K.timer, run.id)
     end
     if state == 'running' then
         sadd(P .. 'owned:' .. s.worker, run.id)
@@ -536,7 +537,7 @@ local function move(run, state, wake)
         end
     end
     if wake and s.wake ~= wake then
-        zadd(P .. 'timer', wake, run.id)
+        zadd(K.timer, wake, run.id)
         new_timer = new_timer and math.min(new_timer, wake) or wake
     end
     s.wake, s.state = wake, state

@@ -27,7 +27,7 @@ local function equal_limits(one, other)
 end
 
 local function read_scope(scope)
-    local packed = call('HGET', P .. 'scope', scope)
+    local packed = call('HGET', K.scope, scope)
     return packed and unpacked(packed) or nil
 end
 
@@ -84,14 +84,14 @@ end
 
 -- Notes which lanes are paused, and has the workers that serve them leave those, or come back.
 local function pause_lanes()
-    local workers, lanes = call('HGETALL', P .. 'workers'), call('HGETALL', P .. 'lanes')
+    local workers, lanes = call('HGETALL', K.workers), call('HGETALL', K.lanes)
     local whole = paused_scope('namespace', '')
     for i = 1, #lanes, 2 do
         local name, lane = lanes[i], unpacked(lanes[i + 1])
         local paused = whole or paused_scope('queue', lane.queue) or paused_scope('workflow', lane.workflow)
         if paused ~= (lane.paused or false) then
             lane.paused = paused or nil
-            call('HSET', P .. 'lanes', name, pack(lane))
+            call('HSET', K.lanes, name, pack(lane))
             for j = 1, #workers, 2 do
                 local number, worker = workers[j], unpacked(workers[j + 1])
                 if paused then
@@ -117,7 +117,7 @@ local function revise(kind, name, old, new, who)
     put_debt(scope, old, new)
     put_budget(kind, name, new)
     new.revision, new.who, new.at = number, who, now
-    call('HSET', P .. 'scope', scope, pack(new))
+    call('HSET', K.scope, scope, pack(new))
     if kind == 'group' then
         local found = groups_named(name)
         for _, group in ipairs(found) do
@@ -137,9 +137,9 @@ end
 
 -- How many runs of each lane run: a list of {queue, workflow, running}.
 local function running_lanes()
-    local found, lanes = {}, call('HGETALL', P .. 'lanes')
+    local found, lanes = {}, call('HGETALL', K.lanes)
     for i = 1, #lanes, 2 do
-        local running = tonumber(call('HGET', P .. 'counts', 'running:' .. lanes[i]) or 0)
+        local running = tonumber(call('HGET', K.counts, 'running:' .. lanes[i]) or 0)
         if running > 0 then
             local lane = unpacked(lanes[i + 1])
             found[#found + 1] = { queue = lane.queue, workflow = lane.workflow, running = running }

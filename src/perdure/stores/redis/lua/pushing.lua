@@ -17,9 +17,9 @@ end
 -- Parks a worker with so many free slots, or not any more.
 local function park_worker(worker, serial, slots)
     if slots > 0 then
-        call('HSET', P .. 'parked', worker, pack({ slots = math.min(slots, MOST_FREE), serial = serial }))
+        call('HSET', K.parked, worker, pack({ slots = math.min(slots, MOST_FREE), serial = serial }))
     else
-        call('HDEL', P .. 'parked', worker)
+        call('HDEL', K.parked, worker)
     end
 end
 
@@ -36,8 +36,8 @@ local function push(run)
     if not run.s.ready or fact.session then
         return false
     end
-    local workers = call('HRANDFIELD', P .. 'parked', CANDIDATES)
-    if #workers == 0 or call('EXISTS', P .. 'budget', P .. 'rated') > 0 then
+    local workers = call('HRANDFIELD', K.parked, CANDIDATES)
+    if #workers == 0 or call('EXISTS', K.budget, K.rated) > 0 then
         return false
     end
     flush_set(P .. 'ready:' .. fact.lane)
@@ -45,11 +45,11 @@ local function push(run)
         return false
     end
     for _, worker in ipairs(workers) do
-        local parked = unpacked(call('HGET', P .. 'parked', worker))
+        local parked = unpacked(call('HGET', K.parked, worker))
         if call('SISMEMBER', P .. 'served:' .. worker, fact.lane) == 1
             and call('PUBSUB', 'NUMSUB', push_channel(worker))[2] > 0
         then
-            local number = call('HINCRBY', P .. 'pushes', worker, 1)
+            local number = call('HINCRBY', K.pushes, worker, 1)
             claimer = { worker = tonumber(worker), serial = parked.serial, next = FIRST_PUSH + number % FIRST_PUSH }
             take(run)
             park_worker(worker, parked.serial, parked.slots - 1)

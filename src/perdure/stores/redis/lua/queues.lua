@@ -12,7 +12,7 @@ for _, number in ipairs(live_workers()) do
 end
 
 local rows, lanes, names = {}, {}, {}
-local packed_lanes = call('HGETALL', P .. 'lanes')
+local packed_lanes = call('HGETALL', K.lanes)
 for i = 1, #packed_lanes, 2 do
     local lane = unpacked(packed_lanes[i + 1])
     names[#names + 1], lanes[packed_lanes[i]] = packed_lanes[i], lane
@@ -37,7 +37,7 @@ local function oldest_in(key)
     return oldest
 end
 
-for _, name in ipairs(call('SMEMBERS', P .. 'hot')) do
+for _, name in ipairs(call('SMEMBERS', K.hot)) do
     local key = P .. 'ready:' .. name
     local runs = call('ZCARD', key)
     if runs > 0 then
@@ -59,7 +59,7 @@ end
 local KINDS = {
     running = true, scheduled = true, waiting = true, session = true, group = true, ['group paused'] = true, rate = true,
 }
-local counts = call('HGETALL', P .. 'counts')
+local counts = call('HGETALL', K.counts)
 for i = 1, #counts, 2 do
     local kind, name = parts_of(counts[i])
     local lane, runs = lanes[name], tonumber(counts[i + 1])

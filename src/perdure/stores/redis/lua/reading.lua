@@ -31,7 +31,7 @@ local worker_of, group_called = record_in('workers'), record_in('group')
 local session_called, scope_called = record_in('session'), record_in('scope')
 
 local function live_workers()
-    return call('ZRANGEBYSCORE', P .. 'lease', '(' .. now, '+inf')
+    return call('ZRANGEBYSCORE', K.lease, '(' .. now, '+inf')
 end
 
 -- Whether a live incarnation claims from a ready set.
@@ -129,18 +129,18 @@ local function budget_rows(named)
         end
         rows[#rows + 1] = row
     end
-    local all = call('HGETALL', P .. 'budget')
+    local all = call('HGETALL', K.budget)
     for i = 1, #all, 2 do
         add(all[i], all[i + 1])
     end
     for group in pairs(named) do
-        local packed = call('HGET', P .. 'rated', group)
+        local packed = call('HGET', K.rated, group)
         if packed then
             add('group:' .. group, packed)
         end
     end
     local running = {}
-    local counts = limited and call('HGETALL', P .. 'counts') or {}
+    local counts = limited and call('HGETALL', K.counts) or {}
     for i = 1, #counts, 2 do
         local state, name = parts_of(counts[i])
         if state == 'running' then

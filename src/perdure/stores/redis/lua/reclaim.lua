@@ -8,7 +8,7 @@ local MOST = 8
 
 local dead, taken = {}, 0
 if args.name then
-    local workers = call('HGETALL', P .. 'workers')
+    local workers = call('HGETALL', K.workers)
     for i = 1, #workers, 2 do
         if unpacked(workers[i + 1]).name == args.name then
             dead[#dead + 1] = tonumber(workers[i])
@@ -16,7 +16,7 @@ if args.name then
     end
     table.sort(dead)
 else
-    dead = call('ZRANGEBYSCORE', P .. 'lease', '-inf', now, 'LIMIT', 0, MOST)
+    dead = call('ZRANGEBYSCORE', K.lease, '-inf', now, 'LIMIT', 0, MOST)
 end
 for i = 1, math.min(#dead, MOST) do
     taken = taken + take_back(tonumber(dead[i]))

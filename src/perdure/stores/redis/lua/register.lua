@@ -1,15 +1,15 @@
 -- uses: core holding starting
 -- Begins an incarnation, with a lease from now, and ties it to the lanes that it serves. Answers its number.
 
-local number = call('HINCRBY', P .. 'n', 'worker', 1)
+local number = call('HINCRBY', K.n, 'worker', 1)
 local worker = args
 worker.started_at = now
-call('HSET', P .. 'workers', number, pack(worker))
-call('ZADD', P .. 'lease', now + worker.lease, number)
+call('HSET', K.workers, number, pack(worker))
+call('ZADD', K.lease, now + worker.lease, number)
 if worker.sessions > 0 then
-    call('HSET', P .. 'takes', number, worker.sessions)
+    call('HSET', K.takes, number, worker.sessions)
 end
-local lanes = call('HGETALL', P .. 'lanes')
+local lanes = call('HGETALL', K.lanes)
 for i = 1, #lanes, 2 do
     local lane = unpacked(lanes[i + 1])
     if not lane.paused and serves(worker, lane) then

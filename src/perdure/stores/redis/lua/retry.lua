@@ -20,7 +20,7 @@ local function again(run)
     s.attempt = (s.attempt or 1) + 1
     s.crashes, s.cut, s.due, s.done, s.finish, s.cause = nil, nil, nil, nil, nil, nil
     keep(run, 'o', false)
-    zadd(P .. 'live', s.seq, run.id)
+    zadd(K.live, s.seq, run.id)
     note_batch(run, s.state, -1)
     if s.schedule then
         zadd(P .. 'made:' .. s.schedule, s.seq, run.id)

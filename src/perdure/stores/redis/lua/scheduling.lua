@@ -1,17 +1,17 @@
 -- Schedules: kept by name, and moved on by whoever sees a slot due first.
 
 local function read_schedule(name)
-    local packed = call('HGET', P .. 'schedules', name)
+    local packed = call('HGET', K.schedules, name)
     return packed and unpacked(packed)
 end
 
 -- Keeps a schedule, and where it stands among those that have slots to come.
 local function put_schedule(name, kept)
-    call('HSET', P .. 'schedules', name, pack(kept))
+    call('HSET', K.schedules, name, pack(kept))
     if kept.next_slot and not kept.paused then
-        call('ZADD', P .. 'slots', kept.next_slot, name)
+        call('ZADD', K.slots, kept.next_slot, name)
     else
-        call('ZREM', P .. 'slots', name)
+        call('ZREM', K.slots, name)
     end
 end
 
@@ -86,13 +86,16 @@ local function due_schedules(skips, most)
     for _, name in ipairs(skips) do
         skipped[name] = true
     end
-    local found = call('ZRANGE', P .. 'slots', 0, most + #skips, 'WITHSCORES')
+    local found = call('ZRANGE', K.slots, 0, most + #skips, 'WITHSCORES')
+    if #found == 0 then
+        return false, due
+    end
     for i = 1, #found, 2 do
         if tonumber(found[i + 1]) <= now and not skipped[found[i]] and #due < most then
             due[#due + 1] = show_schedule(found[i], read_schedule(found[i]))
         end
     end
-    local later = call('ZRANGEBYSCORE', P .. 'slots', '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    local later = call('ZRANGEBYSCORE', K.slots, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     next_slot = tonumber(later[2])
     return next_slot or false, due
 end

@@ -6,7 +6,7 @@ resets[#resets + 1] = function()
 end
 
 local function paused_scope(kind, name)
-    local scope = call('HGET', P .. 'scope', kind .. ':' .. name)
+    local scope = call('HGET', K.scope, kind .. ':' .. name)
     return scope and unpacked(scope).paused or false
 end
 
@@ -46,15 +46,15 @@ local function know_lane(fact)
         return
     end
     known_lanes[fact.lane] = true
-    if call('HEXISTS', P .. 'lanes', fact.lane) == 1 then
+    if call('HEXISTS', K.lanes, fact.lane) == 1 then
         return
     end
     local lane = { queue = fact.queue, workflow = fact.workflow, version = fact.version }
     lane.paused = paused_scope('namespace', '') or paused_scope('queue', fact.queue)
         or paused_scope('workflow', fact.workflow) or nil
-    call('HSET', P .. 'lanes', fact.lane, pack(lane))
+    call('HSET', K.lanes, fact.lane, pack(lane))
     if not lane.paused then
-        local workers = call('HGETALL', P .. 'workers')
+        local workers = call('HGETALL', K.workers)
         for i = 1, #workers, 2 do
             local worker = unpacked(workers[i + 1])
             if serves(worker, lane) then
@@ -75,10 +75,10 @@ end
 local function set_deadline(run, deadline)
     local s = change(run)
     if s.due and s.due ~= deadline then
-        zrem(P .. 'due', run.id)
+        zrem(K.due, run.id)
     end
     if deadline and s.due ~= deadline then
-        zadd(P .. 'due', deadline, run.id)
+        zadd(K.due, deadline, run.id)
     end
     s.due = deadline
 end
@@ -120,12 +120,12 @@ local function make(start, wait)
     local fact = facts(start.facts)
     know_lane(fact)
     local seq = next_number('seq')
-    local run = { id = start.id, fact = fact, s = { seq = seq, made = now, size = #start.input } }
+    local run = { id = start.id, fact = fact, is_new = true, s = { seq = seq, made = now, size = #start.input } }
     local s = change(run)
     runs[run.id] = run
     keep(run, 'f', start.facts)
     keep(run, 'i', start.input)
-    zadd(P .. 'live', seq, run.id)
+    zadd(K.live, seq, run.id)
     if fact.parent then
         zadd(P .. 'kids:' .. fact.parent, seq, run.id)
     end

@@ -42,7 +42,7 @@ end
 -- How many runs there are of the lanes and in the states that are asked for.
 local function count_all()
     local total = 0
-    local counts = call('HGETALL', P .. 'counts')
+    local counts = call('HGETALL', K.counts)
     for i = 1, #counts, 2 do
         local colon = string.find(counts[i], ':', 1, true)
         if states[string.sub(counts[i], 1, colon - 1)] then
@@ -63,9 +63,9 @@ local function indexes()
     end
     local best
     if query.cause or only_state == 'failed' then
-        best = { P .. 'failed' }
+        best = { K.failed }
     elseif live and done then
-        best = { P .. 'live', P .. 'done' }
+        best = { K.live, K.done }
     else
         best = { P .. (live and 'live' or 'done') }
     end
@@ -106,7 +106,7 @@ local function next_runs()
     local found, more, sets = {}, false, 0
     if only_state == 'running' then
         -- They are few, whatever waits beside them.
-        for _, worker in ipairs(call('HKEYS', P .. 'workers')) do
+        for _, worker in ipairs(call('HKEYS', K.workers)) do
             for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
                 local seq = find(id).s.seq
                 if not args.after or in_order({ seq = args.after }, { seq = seq }) then

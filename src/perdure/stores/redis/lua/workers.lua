@@ -2,10 +2,10 @@
 -- The incarnations whose lease has not ended.
 
 local live = {}
-local leases = call('ZRANGEBYSCORE', P .. 'lease', '(' .. now, '+inf', 'WITHSCORES')
+local leases = call('ZRANGEBYSCORE', K.lease, '(' .. now, '+inf', 'WITHSCORES')
 for i = 1, #leases, 2 do
     local number = leases[i]
-    local worker = unpacked(call('HGET', P .. 'workers', number))
+    local worker = unpacked(call('HGET', K.workers, number))
     worker.id, worker.lease_until = tonumber(number), tonumber(leases[i + 1])
     worker.running = call('SCARD', P .. 'owned:' .. number)
     worker.owned_sessions = call('SCARD', P .. 'sessions:' .. number)

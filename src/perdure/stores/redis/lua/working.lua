@@ -10,16 +10,16 @@ local function forget(number)
         end
     end
     local own = '@' .. number
-    for _, name in ipairs(call('SMEMBERS', P .. 'hot')) do
+    for _, name in ipairs(call('SMEMBERS', K.hot)) do
         if string.sub(name, -#own) == own then
             cool(name)
         end
     end
-    call('HDEL', P .. 'workers', number)
-    call('HDEL', P .. 'takes', number)
-    call('HDEL', P .. 'parked', number)
-    call('HDEL', P .. 'pushes', number)
-    call('ZREM', P .. 'lease', number)
+    call('HDEL', K.workers, number)
+    call('HDEL', K.takes, number)
+    call('HDEL', K.parked, number)
+    call('HDEL', K.pushes, number)
+    call('ZREM', K.lease, number)
     call('DEL', P .. 'served:' .. number, P .. 'owned:' .. number, P .. 'stop:' .. number, P .. 'sessions:' .. number,
         P .. 'pushed:' .. number)
 end
