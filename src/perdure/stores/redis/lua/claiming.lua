@@ -179,7 +179,7 @@ end
 
 -- Claims where there is nothing to be looked at but what is ready. Returns whether there is more.
 local function claim_by_turns(names, slots, after)
-    local lines, queues, more = {}, {}, false
+    local lines, queues, cut_short = {}, {}, {}
     for _, name in ipairs(names) do
         local members = call('ZRANGE', ready_key(name), 0, math.max(slots, 1) - 1, 'WITHSCORES')
         if #members == 0 then
@@ -193,6 +193,9 @@ local function claim_by_turns(names, slots, after)
                 queues[#queues + 1] = queue
             end
             line.names = (line.names or 0) + 1
+            if #members >= 2 * slots then
+                cut_short[#cut_short + 1] = name
+            end
             for i = 1, #members, 2 do
                 line[#line + 1] = { member = members[i], priority = tonumber(members[i + 1]), name = name }
             end
@@ -231,11 +234,18 @@ local function claim_by_turns(names, slots, after)
     for name, members in pairs(removed) do
         call('ZREM', ready_key(name), unpack(members))
     end
-    for _, name in ipairs(names) do
-        flush_set(ready_key(name)) -- Runs of sessions leave it like that.
-        more = more or call('EXISTS', ready_key(name)) == 1
+    for _, line in pairs(lines) do
+        if line[line.at] then
+            return true
+        end
     end
-    return more
+    for _, name in ipairs(cut_short) do
+        flush_set(ready_key(name)) -- Runs of sessions leave it like that.
+        if call('EXISTS', ready_key(name)) == 1 then
+            return true
+        end
+    end
+    return false
 end
 
 -- Keeps runs until the time at which the rates of their groups let them begin: one behind the other, so that they do not

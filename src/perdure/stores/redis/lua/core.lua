@@ -199,7 +199,7 @@ end
 
 -- NUMBERS that are given out one after the other, and counts.
 
-local numbers, counted
+local numbers, new_numbers, counted
 
 local function last_number(name)
     if not numbers[name] then
@@ -208,9 +208,18 @@ local function last_number(name)
     return numbers[name]
 end
 
+local function set_number(name, number)
+    numbers[name], new_numbers[name] = number, true
+    return number
+end
+
 local function next_number(name)
-    numbers[name] = last_number(name) + 1
-    return numbers[name]
+    return set_number(name, last_number(name) + 1)
+end
+
+-- Takes so many numbers at once; returns the one before the first.
+local function take_numbers(name, many)
+    return call('HINCRBY', K.n, name, many) - many
 end
 
 local function count(lane, state, by)
@@ -299,7 +308,7 @@ local made_ready
 local new_timer
 
 resets[1] = function()
-    pending, pending_keys, first_scores, numbers, counted = {}, {}, {}, {}, {}
+    pending, pending_keys, first_scores, numbers, new_numbers, counted = {}, {}, {}, {}, {}, {}
     runs, changed = {}, {}
     telling, ended_runs, made_ready, new_timer = {}, {}, false, nil
 end
@@ -316,9 +325,10 @@ local function flush()
         write(run)
     end
     changed = {}
-    for name, number in pairs(numbers) do
-        call('HSET', K.n, name, number)
+    for name in pairs(new_numbers) do
+        call('HSET', K.n, name, numbers[name])
     end
+    new_numbers = {}
     for field, by in pairs(counted) do
         if by ~= 0 and call('HINCRBY', K.counts, field, by) <= 0 then
             call('HDEL', K.counts, field)
@@ -329,14 +339,20 @@ local function flush()
         flusher()
     end
     flush_sets()
-    if telling.work then
-        call('PUBLISH', K.work, '')
+    if #ended_runs > 0 then
+        telling.ended = true
     end
-    if telling.status then
-        call('PUBLISH', K.status, '')
-    end
-    if #ended_runs > 0 and call('PUBSUB', 'NUMSUB', K.ended)[2] > 0 then
-        call('PUBLISH', K.ended, pack({ v = 1, runs = ended_runs }))
+    if next(telling) then
+        local listeners = call('PUBSUB', 'NUMSUB', K.work, K.status, K.ended)
+        if telling.work and listeners[2] > 0 then
+            call('PUBLISH', K.work, '')
+        end
+        if telling.status and listeners[4] > 0 then
+            call('PUBLISH', K.status, '')
+        end
+        if telling.ended and listeners[6] > 0 then
+            call('PUBLISH', K.ended, pack({ v = 1, runs = ended_runs }))
+        end
     end
     telling, ended_runs = {}, {}
 end

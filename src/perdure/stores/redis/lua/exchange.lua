@@ -7,11 +7,11 @@ local DUE_SCHEDULES = 10 -- The most schedules that one reply tells of as due.
 
 local worker = args.worker
 local most_sessions = call('HGET', K.takes, worker)
-local known = call('ZSCORE', K.lease, worker) and true or false
+local known = most_sessions ~= false
 claimer = { worker = worker, serial = args.serial, next = 0, sessions = tonumber(most_sessions or 0) }
 
 -- Sessions that have no run any more from now on are seen to by the next exchange.
-local idle = known and first_score(K.idle)
+local idle = claimer.sessions > 0 and first_score(K.idle)
 
 -- WHO SAYS WHAT. Whether each token owns its run is looked at before anything changes.
 
@@ -134,15 +134,19 @@ local function continue(run, input)
     move(run, 'queued')
 end
 
-local settled = {}
+local settled, ends = {}, 0
 for _, settle in ipairs(args.settles or {}) do
     if standing[settle.token] == 'owned' and settling[settle.token] then
         settling[settle.token] = nil
         settled[#settled + 1] = settle
         settle.seq = find(settle.id).s.seq
-        settle.finish = ENDS[settle.to] and next_number('finish')
+        if ENDS[settle.to] then
+            ends = ends + 1
+            settle.finish = ends
+        end
     end
 end
+local finished = ends > 0 and take_numbers('finish', ends) or 0
 table.sort(settled, function(one, other)
     return one.seq < other.seq
 end)
@@ -157,7 +161,7 @@ for _, settle in ipairs(settled) do
         to = 'release'
     end
     if ENDS[to] then
-        finish(run, to, settle.body, to == 'failed' and settle.cause or nil, settle.finish)
+        finish(run, to, settle.body, to == 'failed' and settle.cause or nil, finished + settle.finish)
     elseif to == 'park' then
         park(run, settle.waits or {})
         parked[#parked + 1] = run

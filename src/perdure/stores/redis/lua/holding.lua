@@ -96,7 +96,8 @@ end
 local function next_turn()
     local newest = last_number('seq')
     if last_number('turn_seq') < newest then
-        numbers.turn_seq, numbers.turn = newest, 0
+        set_number('turn_seq', newest)
+        set_number('turn', 0)
     end
     last_number('turn')
     return order(numbers.turn_seq) .. order(next_number('turn'))

@@ -6,9 +6,7 @@ local worker = args
 worker.started_at = now
 call('HSET', K.workers, number, pack(worker))
 call('ZADD', K.lease, now + worker.lease, number)
-if worker.sessions > 0 then
-    call('HSET', K.takes, number, worker.sessions)
-end
+call('HSET', K.takes, number, worker.sessions)
 local lanes = call('HGETALL', K.lanes)
 for i = 1, #lanes, 2 do
     local lane = unpacked(lanes[i + 1])
