@@ -1,0 +1,123 @@
+"""Measures all cells, round after round."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from processes import CellError, call
+from throwaway import Postgres, Redis, Sqlite
+from systems import System, command
+from workloads import Cell, Figures, Sizes, Workload
+
+Results = dict[str, Any]
+
+
+class Runner:
+    """The systems take turns at each workload, and each round begins with another one: a machine that gets slower does
+    so for all of them."""
+
+    def __init__(
+        self,
+        stores: Mapping[str, Sqlite | Postgres | Redis],
+        systems: Sequence[System],
+        workloads: Sequence[Workload],
+        sizes: Sizes,
+        rounds: int,
+        machine: Mapping[str, str],
+    ) -> None:
+        self._stores = stores
+        self._systems = systems
+        self._workloads = workloads
+        self._sizes = sizes
+        self._rounds = rounds
+        self._paces: dict[str, dict[str, float]] = {system.key: {} for system in systems}
+        self._about: dict[str, Results] = {}
+        self._cells: dict[str, dict[str, Results]] = {workload.name: {} for workload in workloads}
+        self._machine = dict(machine)
+
+    def rounds(self) -> Iterator[Results]:
+        """Measures; gives all results after each round."""
+        for system in self._systems:
+            self._about[system.key] = _about(system)
+        for number in range(self._rounds):
+            for workload in self._workloads:
+                for store in self._stores:
+                    systems = [each for each in self._systems if each.store == store]
+                    first = number % len(systems) if systems else 0
+                    for system in systems[first:] + systems[:first]:
+                        self._measure(workload, system)
+            yield self._results(number + 1)
+
+    def _measure(self, workload: Workload, system: System) -> None:
+        cell = self._cells[workload.name].setdefault(system.key, {"rounds": []})
+        about = self._about[system.key]
+        if why := about.get("missing"):
+            cell["none"] = why
+            return
+        lacks = about.get("lacks", {})
+        if why := next((lacks[need] for need in (*workload.needs, workload.name) if need in lacks), None):
+            cell["none"] = why
+            return
+        if len(cell.get("failures", [])) > 1:
+            return  # It would only take time again.
+        try:
+            figures = self._figures(workload, system)
+        except CellError as error:
+            cell.setdefault("failures", []).append(str(error))
+            print(f"{workload.name} {system.key}: {error}", file=sys.stderr, flush=True)
+            return
+        cell["rounds"].append({name: round(value, 3) for name, value in figures.items()})
+        if workload.figure in figures:
+            print(f"{workload.name} {system.key}: {figures[workload.figure]:,.1f}", file=sys.stderr, flush=True)
+
+    def _figures(self, workload: Workload, system: System) -> Figures:
+        store = self._stores[system.store]
+        paces = self._paces[system.key]
+        drains = workload.figure == "per_second" and workload.name not in ("enqueue", "bulk")
+        seen = workload.name in paces or not drains
+        for again in (False, True):
+            # A drain of a system whose pace isn't known finds only that out.
+            if again and seen:
+                break
+            with store.fresh(system.name, lambda url: _setup(system, url)) as fresh:
+                figures = workload.measure(Cell(system, fresh, self._sizes, paces))
+        if isinstance(store, Postgres) and workload.figure == "statements":
+            store.quiet()
+        return figures
+
+    def _results(self, rounds: int) -> Results:
+        return {
+            "machine": self._machine,
+            "finished": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            "rounds": rounds,
+            "stores": {name: store.settings for name, store in self._stores.items()},
+            "systems": self._about,
+            "workloads": [
+                {
+                    "name": each.name,
+                    "title": each.title,
+                    "unit": each.unit,
+                    "figure": each.figure,
+                    "more_is_better": each.more_is_better,
+                }
+                for each in self._workloads
+            ],
+            "cells": self._cells,
+        }
+
+
+def _about(system: System) -> Results:
+    """What its script says about it, or why there is none."""
+    base = {"name": system.name, "store": system.store}
+    try:
+        command(system)
+        return base | call(system, "none://", "info", patience=60)
+    except (RuntimeError, CellError) as error:
+        return base | {"missing": str(error)}
+
+
+def _setup(system: System, url: str) -> None:
+    call(system, url, "setup", patience=180)

