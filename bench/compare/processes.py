@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -225,5 +226,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _tail(log: Path) -> str:
+    """The line that tells most: the last one with an error."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
+    telling = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failure)\b", line)] or lines
+    return telling[-1][:300] if telling else "it said nothing"

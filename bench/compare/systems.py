@@ -51,7 +51,7 @@ ENVIRONMENTS = {
     "arq": Environment(("arq", "hiredis", "uvloop")),
     "awa": Environment(("awa-pg", "uvloop")),
     "blitzq": Environment(("blitzq", "hiredis", "uvloop"), python=(3, 12)),
-    "bullmq": Environment(("bullmq",), node=True),
+    "bullmq": Environment(("bullmq", "ioredis"), node=True),
     "cairnq": Environment(("cairnq[postgres]", "uvloop")),
     "celery": Environment(("celery[redis]", "hiredis")),
     "chancy": Environment(("chancy", "uvloop")),

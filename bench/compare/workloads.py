@@ -156,7 +156,7 @@ def idle(cell: Cell) -> Figures:
     """What a worker with nothing to do asks of the store and of the processor, in a minute."""
     with (
         board() as shown,
-        workers(cell.system, cell.store.url, shown, concurrency=50, kind="nothing") as working,
+        workers(cell.system, cell.store.url, shown, concurrency=50, kind="idle") as working,
     ):
         _enqueue(cell, "nothing", 1)
         shown.wait(1, cell.sizes.deadline, working)

@@ -30,15 +30,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-KINDS = ("nothing", "steps", "turn", "hold", "nap", "wait")
+KINDS = ("nothing", "steps", "turn", "hold", "nap", "wait", "idle")
 """A run that does nothing; with three durable steps; of a group; that holds on after a step; that naps in a step;
-that waits for a day without a slot."""
+that waits for a day without a slot. `idle` is for workers alone, which serve `nothing` then, at what they poll by default."""
 
 STEPS = 3
 NAP = 1.0
 """Seconds that a step of a `nap` takes."""
 
 DAY = 86_400
+
+PLAIN_QUEUE = {"steps": "no durable steps", "nap": "no durable steps", "wait": "no durable waits"}
+"""What queues lack that only run jobs."""
+
+NO_GROUPS = {"turn": "no groups"}
 _SLOT = struct.Struct("<qqq")
 _LAG = struct.Struct("<qq")
 _TICK = 0.005
@@ -287,7 +292,7 @@ class _Command:
         began, made = time.perf_counter(), 0
         until = began + given.seconds
         while made < given.count and time.perf_counter() < until:
-            if given.bulk:
+            if given.bulk and "bulk" not in self._peer.lacks:
                 jobs = [self._job(made + n) for n in range(min(_BULK, given.count - made))]
                 await _done(self._peer.start_many(jobs))
                 made += len(jobs)
