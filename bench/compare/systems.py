@@ -27,8 +27,8 @@ class System:
     script: str
     environment: str = ""
     """Of those below; Perdure and the floor run in the one that runs the comparison."""
-    workloads: tuple[str, ...] = ()
-    """Those that it is there for, where it is not for all."""
+    variant: str = ""
+    """What its script does otherwise than for the system of its environment's name."""
 
     @property
     def key(self) -> str:
@@ -97,6 +97,7 @@ SYSTEMS = (
     _peer("pgtask", POSTGRES, "pgtask"),
     _peer("Procrastinate", POSTGRES, "procrastinate"),
     _peer("PgQueuer", POSTGRES, "pgqueuer"),
+    System("PgQueuer, no cap", POSTGRES, "pgqueuer_peer.py", "pgqueuer", "uncapped"),
     _peer("Oban", POSTGRES, "oban"),
     _peer("Chancy", POSTGRES, "chancy"),
     _peer("awa", POSTGRES, "awa"),
@@ -143,7 +144,7 @@ def environment(system: System) -> dict[str, str]:
         return {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])}
     if ENVIRONMENTS[system.environment].node:
         return {"COMPARE_MODULES": str(CACHE / "envs" / system.environment)}
-    return {}
+    return {"COMPARE_VARIANT": system.variant}
 
 
 def install(names: list[str]) -> dict[str, str]:
