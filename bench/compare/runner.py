@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -114,7 +115,11 @@ def _about(system: System) -> Results:
     base = {"name": system.name, "store": system.store}
     try:
         command(system)
-        return base | call(system, "none://", "info", patience=60)
+        with tempfile.TemporaryDirectory() as folder:
+            url = {"redis": "redis://127.0.0.1:1/0", "postgres": "postgresql://nobody@127.0.0.1:1/none"}.get(
+                system.store, f"sqlite:///{folder}/store.db"
+            )
+            return base | call(system, url, "info", patience=60)
     except (RuntimeError, CellError) as error:
         return base | {"missing": str(error)}
 

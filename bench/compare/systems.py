@@ -97,7 +97,7 @@ SYSTEMS = (
     _peer("pgtask", POSTGRES, "pgtask"),
     _peer("Procrastinate", POSTGRES, "procrastinate"),
     _peer("PgQueuer", POSTGRES, "pgqueuer"),
-    System("PgQueuer, no cap", POSTGRES, "pgqueuer_peer.py", "pgqueuer", "uncapped"),
+    System("PgQueuer uncapped", POSTGRES, "pgqueuer_peer.py", "pgqueuer", "uncapped"),
     _peer("Oban", POSTGRES, "oban"),
     _peer("Chancy", POSTGRES, "chancy"),
     _peer("awa", POSTGRES, "awa"),

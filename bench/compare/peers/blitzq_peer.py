@@ -14,7 +14,7 @@ class Blitzq(Peer):
 
     def __init__(self, url, board) -> None:
         super().__init__(url, board)
-        self._queue = queue = Queue(redis_url=url if url.startswith("redis") else None)
+        self._queue = queue = Queue(redis_url=url)
 
         @queue.task(name="nothing")
         async def nothing(payload: str) -> int:

@@ -24,7 +24,7 @@ const { values: given, positionals } = parseArgs({
   },
 });
 const [url, command] = positionals;
-const target = url.startsWith("redis") ? new URL(url) : new URL("redis://127.0.0.1:6379");
+const target = new URL(url);
 const connection = { host: target.hostname, port: Number(target.port), maxRetriesPerRequest: null };
 const BULK = 1000;
 

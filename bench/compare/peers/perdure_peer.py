@@ -19,7 +19,7 @@ class Perdure(Peer):
 
     def __init__(self, url, board) -> None:
         super().__init__(url, board)
-        self._app = app = App("sqlite:///:memory:" if url == "none://" else url)
+        self._app = app = App(url)
 
         @step
         async def work(payload: str) -> str:

@@ -11,16 +11,17 @@ from pgqueuer import PgQueuer
 from pgqueuer.core.completion import CompletionWatcher
 from pgqueuer.db import AsyncpgDriver
 from pgqueuer.queries import Queries
-from protocol import NO_GROUPS, PLAIN_QUEUE, Job, Peer, await_go, main, until_term
+from protocol import GROUPS, PLAIN_QUEUE, Job, Peer, await_go, main, until_term
 
 _UNCAPPED = os.environ.get("COMPARE_VARIANT") == "uncapped"
 
 
 class Pgqueuer(Peer):
     packages = ("pgqueuer", "asyncpg", "uvloop")
-    lacks = PLAIN_QUEUE | NO_GROUPS
+    lacks = PLAIN_QUEUE | {"recovery": "like PgQueuer"} if _UNCAPPED else PLAIN_QUEUE
     settings = {
-        "cap": "none, batches of 500" if _UNCAPPED else "in the store, batches of half of it",
+        "cap": "none, batches of 500" if _UNCAPPED else "in the store, batches of half of it; two at once is its least",
+        "groups": "an entrypoint with a limit for each",
         "results": "not kept; an end is waited for",
         "heartbeat_timeout": "30 s (default)",
     }
@@ -39,12 +40,12 @@ class Pgqueuer(Peer):
         await self._connection.close()
 
     async def start(self, job: Job):
-        return await self._queries.enqueue(job.kind, job.argument.encode())
+        return await self._queries.enqueue(job.group or job.kind, job.argument.encode())
 
     async def start_many(self, jobs: list[Job]) -> None:
         count = len(jobs)
         payloads = [job.argument.encode() for job in jobs]
-        await self._queries.enqueue([jobs[0].kind] * count, payloads, [0] * count)
+        await self._queries.enqueue([job.group or job.kind for job in jobs], payloads, [0] * count)
 
     async def call(self, job: Job) -> None:
         watching = CompletionWatcher(self._driver, queries=self._queries, debounce=timedelta(milliseconds=1))
@@ -55,9 +56,8 @@ class Pgqueuer(Peer):
     async def work(self, concurrency: int, kind: str) -> None:
         await self.open()
         app = PgQueuer(self._driver)
-        one = concurrency == 1
 
-        @app.entrypoint("nothing", concurrency_limit=1 if one else 0)
+        @app.entrypoint("nothing")
         async def nothing(job) -> None:
             self.board.mark()
 
@@ -65,8 +65,14 @@ class Pgqueuer(Peer):
         async def hold(job) -> None:
             await self.board.hold()
 
+        for group in GROUPS if kind == "turn" else ():
+
+            @app.entrypoint(group, concurrency_limit=1)
+            async def turn(job) -> None:
+                self.board.turn(job.entrypoint)
+
         await_go()
-        limits = {} if one else {"max_concurrent_tasks": concurrency, "batch_size": concurrency // 2}
+        limits = {"max_concurrent_tasks": max(2, concurrency), "batch_size": max(1, concurrency // 2)}
         if _UNCAPPED:
             limits = {"batch_size": 500}
         serving = asyncio.create_task(app.run(**limits))

@@ -44,6 +44,9 @@ PLAIN_QUEUE = {"steps": "no durable steps", "nap": "no durable steps", "wait": "
 """What queues lack that only run jobs."""
 
 NO_GROUPS = {"turn": "no groups"}
+
+GROUPS = ("large", *(f"group-{number}" for number in range(10)))
+"""All that there are, for systems that have to know them when a worker starts."""
 _SLOT = struct.Struct("<qqq")
 _LAG = struct.Struct("<qq")
 _TICK = 0.005

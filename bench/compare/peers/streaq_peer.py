@@ -16,8 +16,7 @@ class Streaq(Peer):
         self._define(50)
 
     def _define(self, concurrency: int) -> None:
-        url = self.url if self.url.startswith("redis") else "redis://127.0.0.1:6379"
-        self._worker = worker = Worker(redis_url=url, concurrency=concurrency)
+        self._worker = worker = Worker(redis_url=self.url, concurrency=concurrency)
         board = self.board
 
         @worker.task
