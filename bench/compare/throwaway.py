@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -41,20 +40,11 @@ class Fresh:
     """The bytes that all that is in there takes."""
 
 
-class Store(Protocol):
-    """A kind of store, with its server while the comparison runs."""
-
-    settings: dict[str, str]
-
-    def fresh(self, system: str, setup: Callable[[str], None]) -> Iterator[Fresh]: ...
-
-
 class Sqlite:
     """A file of its own for each cell, on the disk of `folder`."""
 
-    settings = {"server": "SQLite in the process", "durability": "as each system has it: see there"}
-
     def __init__(self, folder: Path) -> None:
+        self.settings = {"server": "SQLite in the process", "durability": "as each system has it: see there"}
         self._folder = folder
         self._made: dict[str, Path] = {}
 
@@ -95,7 +85,9 @@ class Postgres:
         name = urlsplit(url).path[1:]
         try:
             yield Fresh(
-                url, lambda: self._statements(name), lambda: self._server.run(f"SELECT pg_database_size('{name}')")[0][0]
+                url,
+                lambda: self._statements(name),
+                lambda: self._server.run(f"SELECT pg_database_size('{name}')")[0][0],
             )
         finally:
             self._server.drop(url)
@@ -123,7 +115,9 @@ class Redis:
         self._port = port
         info = self._info("server")
         self.settings = {
-            "server": f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}",
+            "server": f"Valkey {info['valkey_version']}"
+            if "valkey_version" in info
+            else f"Redis {info['redis_version']}",
             "persistence": ", ".join(f"{name} {value or 'off'}" for name, value in PERSISTENCE[persistence].items()),
             "maxmemory-policy": "noeviction",
         }

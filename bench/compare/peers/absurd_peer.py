@@ -16,7 +16,9 @@ class Absurd(Peer):
     settings = {"claim_timeout": "120 s (default)", "poll_interval": "10 ms (default 250 ms, which the idle cell has)"}
 
     async def setup(self) -> None:
-        subprocess.run([Path(sys.executable).parent / "absurdctl", "init", "-d", self.url], check=True, stdout=sys.stderr)
+        subprocess.run(
+            [Path(sys.executable).parent / "absurdctl", "init", "-d", self.url], check=True, stdout=sys.stderr
+        )
         await self.open()
         await self._app.create_queue("default")
         await self.close()

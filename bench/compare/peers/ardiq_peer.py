@@ -21,7 +21,11 @@ class Ardiq(Peer):
         board = self.board
         lanes = {}
         if kind == "turn":
-            lanes = {"priorities": list(GROUPS), "limits": dict.fromkeys(GROUPS, 1), "weights": dict.fromkeys(GROUPS, 1)}
+            lanes = {
+                "priorities": list(GROUPS),
+                "limits": dict.fromkeys(GROUPS, 1),
+                "weights": dict.fromkeys(GROUPS, 1),
+            }
         self._app = app = ArdiqApp(self.url, concurrency=concurrency, **lanes)
 
         @app.task(name="nothing")

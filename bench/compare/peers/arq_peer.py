@@ -13,7 +13,10 @@ _POLL = 0.01
 class Arq(Peer):
     packages = ("arq", "redis", "hiredis", "uvloop")
     lacks = PLAIN_QUEUE | NO_GROUPS | {"bulk": "no bulk enqueue"}
-    settings = {"poll_delay": "10 ms (default 0.5 s, which the idle and recovery cells have)", "job_timeout": "300 s (default)"}
+    settings = {
+        "poll_delay": "10 ms (default 0.5 s, which the idle and recovery cells have)",
+        "job_timeout": "300 s (default)",
+    }
 
     async def open(self) -> None:
         self._pool = await create_pool(RedisSettings.from_dsn(self.url))

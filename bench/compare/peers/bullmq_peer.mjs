@@ -120,12 +120,6 @@ async function work() {
   });
 }
 
-async function left() {
-  const queue = new Queue("compare", { connection });
-  say({ left: await queue.getJobCountByTypes("waiting", "active", "delayed") });
-  await queue.close();
-}
-
 const commands = {
   info: async () =>
     say({
@@ -142,6 +136,5 @@ const commands = {
   enqueue,
   call,
   work,
-  left,
 };
 await commands[command]();

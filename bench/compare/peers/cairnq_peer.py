@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from cairnq import CairnQ, Worker
 from protocol import GROUPS, PLAIN_QUEUE, Job, Peer, await_go, main, options
 

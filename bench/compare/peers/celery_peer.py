@@ -1,4 +1,4 @@
-"""Celery: a process without a pool for one at a time, threads for more; late acknowledgement, so that a crash loses nothing."""
+"""Celery: no pool for one at a time, threads for more; it acknowledges late, so that a crash loses nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class Celery(Peer):
         super().__init__(url, board)
         self._app = app = CeleryApp("compare", broker=url, backend=url)
         app.conf.update(
-            task_acks_late=True, worker_enable_remote_control=False, broker_connection_retry_on_startup=True,
+            task_acks_late=True,
+            worker_enable_remote_control=False,
+            broker_connection_retry_on_startup=True,
             task_reject_on_worker_lost=True,
         )
 

@@ -42,7 +42,7 @@ class Chancy(Peer):
         return await self._app.push(_new(job))
 
     async def start_many(self, jobs: list[Job]) -> None:
-        async for _ in self._app.push_many([_new(job) for job in jobs]):
+        async for _ in self._app.push_many([_new(each) for each in jobs]):
             pass
 
     async def call(self, job: Job) -> None:

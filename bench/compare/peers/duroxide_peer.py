@@ -34,7 +34,9 @@ class Duroxide(Peer):
         polling = {} if kind == "idle" else {"dispatcher_poll_interval_ms": 10}
         runtime = Runtime(
             self._provider(),
-            RuntimeOptions(orchestration_concurrency=concurrency, worker_concurrency=concurrency, log_level="error", **polling),
+            RuntimeOptions(
+                orchestration_concurrency=concurrency, worker_concurrency=concurrency, log_level="error", **polling
+            ),
         )
         self._define(runtime)
         await_go()

@@ -8,8 +8,8 @@ from protocol import main
 
 _TABLES = """
 CREATE TABLE run (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, state smallint NOT NULL DEFAULT 0, token bigint NOT NULL DEFAULT 0,
-    payload text NOT NULL, result text
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    state smallint NOT NULL DEFAULT 0, token bigint NOT NULL DEFAULT 0, payload text NOT NULL, result text
 ) WITH (fillfactor = 70);
 CREATE INDEX ON run (id) WHERE state = 0;
 CREATE TABLE checkpoint (run bigint, step text, body text, PRIMARY KEY (run, step));

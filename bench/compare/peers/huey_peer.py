@@ -43,9 +43,6 @@ class Huey(Peer):
         await_go()
         consumer.run()
 
-    def left(self) -> int:
-        return self._huey.pending_count()
-
 
 if __name__ == "__main__":
     main(Huey)

@@ -7,7 +7,7 @@ import asyncio
 from oban import Oban as ObanApp
 from oban import job
 from oban.schema import install
-from protocol import NO_GROUPS, PLAIN_QUEUE, Board, Job, Peer, await_go, main, options, until_term
+from protocol import PLAIN_QUEUE, Board, Job, Peer, await_go, main, options, until_term
 
 BOARD = Board(options().board)
 
@@ -25,7 +25,10 @@ async def hold(payload: str) -> None:
 class Oban(Peer):
     packages = ("oban", "psycopg", "uvloop")
     lacks = PLAIN_QUEUE | {"turn": "groups are in Oban Pro"}
-    settings = {"results": "not kept; an end is polled for each ms", "rescue": "after 300 s, looked at every 60 s (default)"}
+    settings = {
+        "results": "not kept; an end is polled for each ms",
+        "rescue": "after 300 s, looked at every 60 s (default)",
+    }
 
     async def setup(self) -> None:
         await self.open()

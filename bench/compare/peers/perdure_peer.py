@@ -94,9 +94,6 @@ class Perdure(Peer):
         async with self._app, self._app.worker(concurrency=concurrency):
             await until_term()
 
-    async def left(self) -> int:
-        return sum(count.runs for count in await self._app.counts() if not count.state.final)
-
 
 if __name__ == "__main__":
     main(Perdure)

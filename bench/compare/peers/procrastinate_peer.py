@@ -12,7 +12,11 @@ class Procrastinate(Peer):
         "result": "keeps no results",
         "recovery": "only by a periodic task that one writes oneself",
     }
-    settings = {"listen_notify": "on (default)", "jobs": "kept when done (default)", "groups": "a lock for each, polled for each 50 ms (default 5 s)"}
+    settings = {
+        "listen_notify": "on (default)",
+        "jobs": "kept when done (default)",
+        "groups": "a lock for each, polled for each 50 ms (default 5 s)",
+    }
 
     def __init__(self, url, board) -> None:
         super().__init__(url, board)

@@ -8,7 +8,6 @@ A script is a program: `python arq_peer.py URL COMMAND [options]`. It prints JSO
   is over; tells how many, and how long it took.
 - `call --count N [--seconds S]`: starts a run and waits for its result, again and again; tells each time it took.
 - `work --concurrency C`: says that it is ready, waits for a line, and serves until SIGTERM.
-- `left`: how many runs the store still has to do, where the system can tell.
 
 Handlers call the `Board`, a folder in which each process keeps how many runs it has ended, and when the first began and
 the last ended by the machine's monotonic clock: the runner reads it without asking the system or its store.
@@ -32,7 +31,7 @@ from typing import Any
 
 KINDS = ("nothing", "steps", "turn", "hold", "nap", "wait", "idle")
 """A run that does nothing; with three durable steps; of a group; that holds on after a step; that naps in a step;
-that waits for a day without a slot. `idle` is for workers alone, which serve `nothing` then, at what they poll by default."""
+that waits for a day without a slot. `idle` is for workers: they serve `nothing`, and poll as they do by default."""
 
 STEPS = 3
 NAP = 1.0
@@ -184,9 +183,6 @@ class Peer:
         """Serves runs until SIGTERM."""
         raise NotImplementedError
 
-    def left(self) -> Any:
-        """How many runs are not done; None where that can't be told."""
-
 
 async def until_term() -> None:
     """Returns when the process is asked to stop."""
@@ -227,7 +223,7 @@ def options() -> argparse.Namespace:
     """The command line of every script."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
-    parser.add_argument("command", choices=["info", "setup", "enqueue", "call", "work", "left"])
+    parser.add_argument("command", choices=["info", "setup", "enqueue", "call", "work"])
     parser.add_argument("--kind", choices=KINDS, default="nothing")
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3600)
@@ -313,9 +309,6 @@ class _Command:
             await _done(self._peer.call(self._job(len(took))))
             took.append(round((time.perf_counter() - began) * 1000, 4))
         say(milliseconds=took)
-
-    async def _left(self) -> None:
-        say(left=await _done(self._peer.left()))
 
     def _job(self, number: int) -> Job:
         given = self._given

@@ -21,11 +21,19 @@ def hold(payload: str) -> int:
 
 class Rq(Peer):
     packages = ("rq", "redis", "hiredis")
-    lacks = PLAIN_QUEUE | NO_GROUPS | {
-        "c50": "one job at a time in a process",
-        "payload64k": "one job at a time in a process",
+    lacks = (
+        PLAIN_QUEUE
+        | NO_GROUPS
+        | {
+            "c50": "one job at a time in a process",
+            "payload64k": "one job at a time in a process",
+        }
+    )
+    settings = {
+        "worker": "SimpleWorker (no fork)",
+        "processes": "one job at a time in each",
+        "results": "kept for 500 s (default)",
     }
-    settings = {"worker": "SimpleWorker (no fork)", "processes": "one job at a time in each", "results": "kept for 500 s (default)"}
 
     def __init__(self, url, board) -> None:
         super().__init__(url, board)
@@ -46,9 +54,6 @@ class Rq(Peer):
         worker = SimpleWorker([self._queue], connection=self._redis)
         await_go()
         worker.work(logging_level="WARNING")
-
-    def left(self) -> int:
-        return self._queue.count
 
 
 if __name__ == "__main__":

@@ -51,9 +51,6 @@ class Saq(Peer):
         await_go()
         await worker.start()
 
-    async def left(self) -> int:
-        return await self._queue.count("incomplete")
-
 
 if __name__ == "__main__":
     main(Saq)
