@@ -75,11 +75,16 @@ def _run(given: argparse.Namespace) -> None:
     out = given.out or CACHE / "results" / time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     out.mkdir(parents=True, exist_ok=True)
     with stores([name for name in on if any(s.store == name for s in systems)], given.persistence) as found:
-        runner = Runner(found, systems, workloads, sizes, rounds, _machine())
+        # How fast each system was the last time says how much it should get to do.
+        known = CACHE / "paces.json"
+        paces = json.loads(known.read_text(encoding="utf-8")) if known.exists() and not given.tiny else {}
+        runner = Runner(found, systems, workloads, sizes, rounds, _machine(), paces)
         for results in runner.rounds():
             # After each round, so that one that is broken off leaves what it had.
             (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
             (out / "results.md").write_text(markdown(results), encoding="utf-8")
+            if not given.tiny:
+                known.write_text(json.dumps(paces), encoding="utf-8")
     print(out / "results.md")
 
 

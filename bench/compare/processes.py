@@ -21,7 +21,7 @@ from systems import System, command, environment
 _SLOT = struct.Struct("<qqq")
 _LAG = struct.Struct("<qq")
 _LOOK = 0.005
-_GRACE = 10.0
+_GRACE = 2.0
 _NS = 1e9
 
 

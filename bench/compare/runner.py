@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from processes import CellError, LongerError, call
@@ -28,13 +28,14 @@ class Runner:
         sizes: Sizes,
         rounds: int,
         machine: Mapping[str, str],
+        paces: dict[str, dict[str, float]],
     ) -> None:
         self._stores = stores
         self._systems = systems
         self._workloads = workloads
         self._sizes = sizes
         self._rounds = rounds
-        self._paces: dict[str, dict[str, float]] = {system.key: {} for system in systems}
+        self._paces = paces
         self._about: dict[str, Results] = {}
         self._cells: dict[str, dict[str, Results]] = {workload.name: {} for workload in workloads}
         self._machine = dict(machine)
@@ -81,18 +82,22 @@ class Runner:
 
     def _figures(self, workload: Workload, system: System) -> Figures:
         store = self._stores[system.store]
-        paces = self._paces[system.key]
+        paces = self._paces.setdefault(system.key, {})
         drains = workload.figure == "per_second" and workload.name not in ("enqueue", "bulk")
-        seen = workload.name in paces or not drains
-        for again in (False, True):
-            # A drain of a system whose pace isn't known finds only that out.
-            if again and seen:
-                break
-            with store.fresh(system.name, lambda url: _setup(system, url)) as fresh:
-                figures = workload.measure(Cell(system, fresh, self._sizes, paces))
-        if isinstance(store, Postgres) and workload.figure == "statements":
-            store.quiet()
+        figures: Figures = {}
+        # The first drain of a system whose pace isn't known finds only that out.
+        for _ in range(2 if drains and workload.name not in paces else 1):
+            with store.fresh(system.name, self._setup(system)) as fresh:
+                try:
+                    figures = workload.measure(Cell(system, fresh, self._sizes, paces))
+                finally:
+                    if isinstance(store, Postgres) and workload.figure == "statements":
+                        store.quiet()
         return figures
+
+    def _setup(self, system: System) -> Callable[[str], None]:
+        needed = self._about[system.key]["setup"]
+        return lambda url: call(system, url, "setup", patience=180) if needed else None
 
     def _results(self, rounds: int) -> Results:
         return {
@@ -128,7 +133,3 @@ def _about(system: System) -> Results:
             return base | call(system, url, "info", patience=60)
     except (RuntimeError, CellError) as error:
         return base | {"missing": str(error)}
-
-
-def _setup(system: System, url: str) -> None:
-    call(system, url, "setup", patience=180)

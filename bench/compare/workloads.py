@@ -35,7 +35,7 @@ class Sizes:
     """The seconds that anything else may take."""
 
 
-QUICK = Sizes(1.0, 20_000, 300, 2_000, 200, 500, 20, 5, 30)
+QUICK = Sizes(0.7, 20_000, 300, 2_000, 200, 500, 20, 5, 30)
 FULL = Sizes(4.0, 100_000, 1_000, 100_000, 1_000, 5_000, 120, 60, 180)
 TINY = Sizes(0.1, 300, 10, 50, 20, 50, 20, 0.5, 30)
 
@@ -199,7 +199,7 @@ def waiting(cell: Cell) -> Figures:
     ):
         time.sleep(1.0)  # a worker that has just started grows by itself
         memory, size = memory_of(working.tree()), cell.store.size()
-        _enqueue(cell, "wait", count)
+        count = _enqueue(cell, "wait", count)
         done, _, _ = shown.wait(count, cell.sizes.deadline, working)
         if done < min(count, 51):
             raise CellError(f"{done} of {count} runs in {cell.sizes.deadline:.0f} s")
@@ -208,7 +208,7 @@ def waiting(cell: Cell) -> Figures:
             "worker_bytes": max(0, memory_of(working.tree()) - memory) / done,
             "store_bytes": (cell.store.size() - size) / count,
             "runs": done,
-            "asked": count,
+            "asked": cell.sizes.waiting,
         }
 
 
@@ -274,10 +274,11 @@ def percentile(values: list[float], which: int) -> float:
     return quantiles(values, n=100, method="inclusive")[which - 1] if len(values) > 1 else values[0]
 
 
-def _enqueue(cell: Cell, kind: str, count: int) -> None:
-    bulk = ["--bulk"] if count > 1 else []
-    words = ["--kind", kind, "--count", str(count), *bulk]
-    call(cell.system, cell.store.url, "enqueue", *words, patience=cell.sizes.deadline)
+def _enqueue(cell: Cell, kind: str, count: int) -> int:
+    """Starts so many runs, or as many as go into half of the deadline; returns how many."""
+    words = ["--kind", kind, "--count", str(count), "--seconds", str(cell.sizes.deadline / 2)]
+    words += ["--bulk"] if count > 1 else []
+    return call(cell.system, cell.store.url, "enqueue", *words, patience=cell.sizes.deadline)["count"]
 
 
 def _until(true: Callable[[], bool], seconds: float, otherwise: str) -> None:

@@ -130,6 +130,7 @@ const commands = {
         wait: "no durable waits",
         turn: "groups are in BullMQ Pro",
       },
+      setup: false,
       settings: { lock: "30 s, looked at every 30 s (default)", results: "kept (default)" },
     }),
   setup: async () => {},

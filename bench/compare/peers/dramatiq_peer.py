@@ -12,7 +12,12 @@ from protocol import NO_GROUPS, PLAIN_QUEUE, Job, Peer, await_go, block_term, ma
 class Dramatiq(Peer):
     packages = ("dramatiq", "redis", "hiredis")
     lacks = PLAIN_QUEUE | NO_GROUPS | {"bulk": "no bulk enqueue"}
-    settings = {"workers": "threads", "heartbeat": "60 s (default)", "results": "kept for 600 s (default)"}
+    settings = {
+        "workers": "threads",
+        "worker_timeout": "10 ms (default 1 s, which the idle cell has)",
+        "heartbeat": "60 s (default)",
+        "results": "kept for 600 s (default)",
+    }
 
     def __init__(self, url, board) -> None:
         super().__init__(url, board)
@@ -43,7 +48,9 @@ class Dramatiq(Peer):
 
     def work(self, concurrency: int, kind: str) -> None:
         block_term()
-        worker = dramatiq.Worker(self._broker, worker_threads=concurrency)
+        worker = dramatiq.Worker(
+            self._broker, worker_threads=concurrency, worker_timeout=1000 if kind == "idle" else 10
+        )
         await_go()
         worker.start()
         until_term_plain()

@@ -2,7 +2,7 @@
 
 A script is a program: `python arq_peer.py URL COMMAND [options]`. It prints JSON, one object a line.
 
-- `info`: versions, settings, and what the system lacks, by kind of run.
+- `info`: versions, settings, what the system lacks, by kind of run, and whether its store has to be set up.
 - `setup`: makes what the store needs. Called once, on an empty store.
 - `enqueue --count N [--seconds S] [--bulk]`: starts runs, one at a time or in bulk, until so many are there or the time
   is over; tells how many, and how long it took.
@@ -284,7 +284,12 @@ class _Command:
                 versions[package] = version(package)
             except PackageNotFoundError:
                 pass
-        say(versions=versions, lacks=self._peer.lacks, settings=self._peer.settings)
+        say(
+            versions=versions,
+            lacks=self._peer.lacks,
+            settings=self._peer.settings,
+            setup=type(self._peer).setup is not Peer.setup,
+        )
 
     async def _enqueue(self) -> None:
         given = self._given

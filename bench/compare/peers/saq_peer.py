@@ -12,7 +12,11 @@ _ON_POSTGRES = options().url.startswith("postgres")
 class Saq(Peer):
     packages = ("saq", "psycopg") if _ON_POSTGRES else ("saq", "redis", "hiredis")
     lacks = PLAIN_QUEUE | {"bulk": "no bulk enqueue"} | ({} if _ON_POSTGRES else NO_GROUPS)
-    settings = {"timeout": "10 s (default), looked at every 60 s (default)", "results": "kept for 600 s (default)"}
+    settings = {
+        "waiting for results": "polled each ms (default 500 ms)",
+        "timeout": "10 s (default), looked at every 60 s (default)",
+        "results": "kept for 600 s (default)",
+    }
 
     async def setup(self) -> None:
         await self.open()
@@ -30,7 +34,7 @@ class Saq(Peer):
         await self._queue.enqueue(SaqJob(job.kind, kwargs={"payload": job.argument}, retries=5, **extra))
 
     async def call(self, job: Job) -> None:
-        await self._queue.apply(job.kind, payload=job.argument)
+        await self._queue.apply(job.kind, poll_interval=0.001, payload=job.argument)
 
     async def work(self, concurrency: int, kind: str) -> None:
         async def nothing(_, *, payload: str) -> int:
