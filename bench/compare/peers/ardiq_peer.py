@@ -49,7 +49,8 @@ class Ardiq(Peer):
         return await self._bound(job).enqueue(job.argument)
 
     async def start_many(self, jobs: list[Job]) -> None:
-        await self._app.enqueue_many([self._bound(job).prepare(job.argument) for job in jobs])
+        prepared = [self._bound(job).prepare(job.argument) for job in jobs]
+        await self._app.enqueue_many(prepared)
 
     async def call(self, job: Job) -> None:
         await (await self.start(job)).result(timeout=30)

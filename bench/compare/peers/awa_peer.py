@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from awa import AsyncClient
-from protocol import NO_GROUPS, PLAIN_QUEUE, Job, Peer, await_go, main, until_term
+from protocol import GROUPS, PLAIN_QUEUE, Job, Peer, await_go, main, until_term
 
 
 @dataclass
 class Nothing:
+    payload: str
+
+
+@dataclass
+class Turn:
     payload: str
 
 
@@ -20,8 +25,8 @@ class Hold:
 
 class Awa(Peer):
     packages = ("awa-pg", "uvloop")
-    lacks = PLAIN_QUEUE | NO_GROUPS | {"result": "keeps no results"}
-    settings = {"storage": "queue storage (default)"}
+    lacks = PLAIN_QUEUE | {"result": "keeps no results"}
+    settings = {"storage": "queue storage (default)", "groups": "a queue for each, in one worker only"}
 
     async def setup(self) -> None:
         await self.open()
@@ -39,16 +44,19 @@ class Awa(Peer):
         await self._client.close()
 
     async def start(self, job: Job) -> None:
-        await self._client.insert(_new(job))
+        await self._client.insert(_new(job), queue=job.group or "default")
 
     async def start_many(self, jobs: list[Job]) -> None:
-        await self._client.enqueue_many_copy([_new(job) for job in jobs])
+        await self._client.enqueue_many_copy(
+            [_new(job) for job in jobs], opts=[{"queue": job.group or "default"} for job in jobs]
+        )
 
     async def work(self, concurrency: int, kind: str) -> None:
         await self.open()
         self._define()
         await_go()
-        await self._client.start([("default", concurrency)])
+        queues = [(group, 1) for group in GROUPS] if kind == "turn" else [("default", concurrency)]
+        await self._client.start(queues)
         await until_term()
         await self._client.shutdown()
 
@@ -57,13 +65,17 @@ class Awa(Peer):
         async def nothing(job) -> None:
             self.board.mark()
 
+        @self._client.task(Turn)
+        async def turn(job) -> None:
+            self.board.turn(job.args.payload)
+
         @self._client.task(Hold)
         async def hold(job) -> None:
             await self.board.hold()
 
 
 def _new(job: Job):
-    return {"nothing": Nothing, "hold": Hold}[job.kind](job.argument)
+    return {"nothing": Nothing, "turn": Turn, "hold": Hold}[job.kind](job.argument)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from protocol import STEPS, Job, Peer, await_go
+from protocol import STEPS, Job, Peer, await_go, until_term
 
 _LOOP_ONLY = "the floor is a loop without it"
 
@@ -16,7 +16,7 @@ _LOOP_ONLY = "the floor is a loop without it"
 class Floor(Peer):
     """The loop; each store has its calls."""
 
-    lacks = dict.fromkeys(("turn", "hold", "nap", "wait", "result", "idle", "processes4"), _LOOP_ONLY)
+    lacks = dict.fromkeys(("turn", "hold", "nap", "wait", "result", "idle"), _LOOP_ONLY)
 
     async def save(self, claims: list[tuple[str, str]], step: str, body: str) -> None:
         """Keeps a checkpoint of each claimed run, in one call."""
@@ -50,3 +50,4 @@ class Floor(Peer):
                 self.board.mark()
         await self.exchange(settled, 0)
         await self.close()
+        await until_term()
