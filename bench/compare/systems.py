@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent
-CACHE = Path(os.environ.get("PERDURE_COMPARE_CACHE") or HERE / ".cache")
+HERE = Path(__file__).resolve().parent
+CACHE = Path(os.environ.get("PERDURE_COMPARE_CACHE") or HERE / ".cache").resolve()
 """Where the environments are. Git ignores it."""
 
 REDIS, POSTGRES, SQLITE = "redis", "postgres", "sqlite"
@@ -105,6 +105,7 @@ SYSTEMS = (
     _peer("duroxide", POSTGRES, "duroxide"),
     _peer("SAQ", POSTGRES, "saq"),
     System("Perdure", SQLITE, "perdure_peer.py"),
+    System("Perdure NORMAL", SQLITE, "perdure_peer.py", variant="normal"),
     System("floor", SQLITE, "floor_sqlite.py"),
     _peer("DBOS", SQLITE, "dbos"),
     _peer("dura", SQLITE, "dura"),
@@ -141,7 +142,8 @@ def command(system: System) -> list[str]:
 def environment(system: System) -> dict[str, str]:
     """The variables of its processes: for Perdure the package in this repository, for Node where its modules are."""
     if not system.environment:
-        return {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])}
+        paths = [str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(paths), "COMPARE_VARIANT": system.variant}
     if ENVIRONMENTS[system.environment].node:
         return {"COMPARE_MODULES": str(CACHE / "envs" / system.environment)}
     return {"COMPARE_VARIANT": system.variant}

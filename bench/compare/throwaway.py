@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
+from systems import CACHE
+
 from servers.postgres import PostgresServer, own_server
 
 PERSISTENCE = {
@@ -201,9 +203,8 @@ def stores(names: list[str], persistence: str) -> Iterator[dict[str, Sqlite | Po
     """The stores that were asked for, until the comparison ends."""
     with ExitStack() as stack:
         # Where the disk is: a folder for temporary files may lie in memory, which makes fsync free.
-        cache = Path(__file__).parent / ".cache"
-        cache.mkdir(exist_ok=True)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stores-", dir=cache)))
+        CACHE.mkdir(exist_ok=True)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stores-", dir=CACHE)))
         found: dict[str, Sqlite | Postgres | Redis] = {}
         for name in names:
             if name == "sqlite":

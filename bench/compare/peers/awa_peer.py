@@ -55,7 +55,7 @@ class Awa(Peer):
         await self.open()
         self._define()
         await_go()
-        queues = [(group, 1) for group in GROUPS] if kind == "turn" else [("default", concurrency)]
+        queues = [("default", concurrency), *((group, 1) for group in GROUPS if kind == "turn")]
         await self._client.start(queues)
         await until_term()
         await self._client.shutdown()

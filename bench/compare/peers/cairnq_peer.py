@@ -16,7 +16,7 @@ class Cairnq(Peer):
         "polling of queue and results": "10 ms (default 500 ms, which the idle cell has)",
         "lease": "30 s (default)",
         "groups": "a resource for each, in one worker only",
-        "on SQLite": "as it comes: WAL",
+        "on SQLite": "as it comes: WAL, synchronous=FULL",
     }
 
     async def setup(self) -> None:

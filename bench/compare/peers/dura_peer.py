@@ -11,7 +11,12 @@ from protocol import NO_GROUPS, STEPS, Job, Peer, await_go, main
 class Dura(Peer):
     packages = ("dura",)
     lacks = NO_GROUPS | {"bulk": "no bulk enqueue", "nap": "its runs are in no event loop"}
-    settings = {"polling": "1 s (fixed)", "claims": "120 s (default)", "an end": "polled for each ms"}
+    settings = {
+        "polling": "1 s (fixed)",
+        "on SQLite": "as it comes: WAL, synchronous=FULL",
+        "claims": "120 s (default)",
+        "an end": "polled for each ms",
+    }
 
     def setup(self) -> None:
         self.open()

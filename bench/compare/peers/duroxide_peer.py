@@ -13,7 +13,11 @@ _ON_SQLITE = options().url.startswith("sqlite")
 class Duroxide(Peer):
     packages = ("duroxide",)
     lacks = NO_GROUPS | {"bulk": "no bulk enqueue", "nap": "its steps are in no event loop"}
-    settings = {"dispatcher_poll_interval": "10 ms (the idle cell has the default)", "locks": "as they come"}
+    settings = {
+        "dispatcher_poll_interval": "10 ms (the idle cell has the default)",
+        "locks": "as they come",
+        "on SQLite": "as it comes: WAL; a commit does not wait for the disk",
+    }
 
     def setup(self) -> None:
         self.open()

@@ -14,7 +14,7 @@ class Huey(Peer):
     settings = {
         "workers": "threads",
         "polling": "10 ms, no backoff, where it can't block (default 100 ms to 10 s, which the idle cell has)",
-        "on SQLite": "journal_mode=WAL, fsync on",
+        "on SQLite": "WAL, fsync on: synchronous=FULL",
     }
 
     def __init__(self, url, board) -> None:

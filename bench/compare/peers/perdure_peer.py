@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from datetime import timedelta
@@ -10,16 +11,18 @@ from protocol import DAY, STEPS, Job, Peer, await_go, main, until_term
 
 from perdure import App, sleep, step
 
+_NORMAL = os.environ.get("COMPARE_VARIANT") == "normal"
+
 
 class Perdure(Peer):
     """One worker process with an event loop; the settings are those that it has by itself."""
 
     packages = ("perdure", "asyncpg", "redis", "uvloop")
-    settings = {"lease": "10 s"}
+    settings = {"lease": "10 s (default)", "on SQLite": f"WAL, synchronous={'NORMAL' if _NORMAL else 'FULL (default)'}"}
 
     def __init__(self, url, board) -> None:
-        super().__init__(url, board)
-        self._app = app = App(url)
+        super().__init__(url + "?synchronous=normal" if _NORMAL else url, board)
+        self._app = app = App(self.url)
 
         @step
         async def work(payload: str) -> str:
