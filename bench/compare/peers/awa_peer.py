@@ -52,7 +52,8 @@ class Awa(Peer):
         )
 
     async def work(self, concurrency: int, kind: str) -> None:
-        await self.open()
+        # Each queue takes a connection for itself.
+        self._client = AsyncClient(self.url, max_connections=10 + len(GROUPS))
         self._define()
         await_go()
         queues = [("default", concurrency), *((group, 1) for group in GROUPS if kind == "turn")]
