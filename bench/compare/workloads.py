@@ -121,10 +121,10 @@ def latency(cell: Cell) -> Figures:
 
 def recovery(cell: Cell) -> Figures:
     """Seconds from `kill -9` of the worker until another one, which was there before, goes on with its run."""
-    with board() as shown, workers(cell.system, cell.store.url, shown, concurrency=1, kind="hold") as first:
+    with board() as shown, workers(cell.system, cell.store.url, shown, concurrency=10, kind="hold") as first:
         _enqueue(cell, "hold", 1)
         _until(lambda: len(shown.events("hold")) == 1, cell.sizes.deadline, "the run did not begin")
-        with workers(cell.system, cell.store.url, shown, concurrency=1, kind="hold"):
+        with workers(cell.system, cell.store.url, shown, concurrency=10, kind="hold"):
             time.sleep(1.0)  # so that it listens: there is no sign of that which all systems give
             killed = time.monotonic()
             first.kill()
