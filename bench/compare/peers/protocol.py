@@ -7,6 +7,7 @@ A script is a program: `python arq_peer.py URL COMMAND [options]`. It prints JSO
 - `enqueue --count N [--seconds S] [--bulk]`: starts runs, one at a time or in bulk, until so many are there or the time
   is over; tells how many, and how long it took.
 - `call --count N [--seconds S]`: starts a run and waits for its result, again and again; tells each time it took.
+  With `--warm N` both begin after so many that do not count, since some connect at the first.
 - `work --concurrency C`: says that it is ready, waits for a line, and serves until SIGTERM.
 
 Handlers call the `Board`, a folder in which each process keeps how many runs it has ended, and when the first began and
@@ -231,6 +232,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=0)
     parser.add_argument("--group", default="")
     parser.add_argument("--bulk", action="store_true")
+    parser.add_argument("--warm", type=int, default=0)
     parser.add_argument("--concurrency", type=int, default=50)
     parser.add_argument("--board", type=Path, default=Path())
     return parser.parse_args()
@@ -293,6 +295,8 @@ class _Command:
 
     async def _enqueue(self) -> None:
         given = self._given
+        for number in range(given.warm):
+            await _done(self._peer.start(self._job(number)))
         began, made = time.perf_counter(), 0
         until = began + given.seconds
         while made < given.count and time.perf_counter() < until:
@@ -307,6 +311,8 @@ class _Command:
 
     async def _call(self) -> None:
         given = self._given
+        for number in range(given.warm):
+            await _done(self._peer.call(self._job(number)))
         took: list[float] = []
         until = time.perf_counter() + given.seconds
         while len(took) < given.count and time.perf_counter() < until:
