@@ -26,7 +26,7 @@ class System:
     store: str
     script: str
     environment: str = ""
-    """Of those below; Perdure and the floor run in the one that runs the comparison."""
+    """Of those below; Perdure, and floors that need no more, run in the one that runs the comparison."""
     variant: str = ""
     """What its script does otherwise than for the system of its environment's name."""
 
@@ -59,6 +59,7 @@ ENVIRONMENTS = {
     "dramatiq": Environment(("dramatiq[redis]", "hiredis")),
     "dura": Environment(("dura",), python=(3, 13)),
     "duroxide": Environment(("duroxide", "uvloop")),
+    "floor": Environment(("redis", "hiredis", "uvloop")),
     "huey": Environment(("huey", "redis", "hiredis")),
     "oban": Environment(("oban", "uvloop"), python=(3, 12)),
     "pgqueuer": Environment(("pgqueuer[asyncpg]", "uvloop")),
@@ -78,7 +79,7 @@ def _peer(name: str, store: str, environment: str, ending: str = "py") -> System
 
 SYSTEMS = (
     System("Perdure", REDIS, "perdure_peer.py"),
-    System("floor", REDIS, "floor_redis.py"),
+    System("floor", REDIS, "floor_redis.py", "floor"),
     _peer("BullMQ", REDIS, "bullmq", "mjs"),
     _peer("blitzq", REDIS, "blitzq"),
     _peer("ardiq", REDIS, "ardiq"),
