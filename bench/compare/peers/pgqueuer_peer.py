@@ -18,7 +18,7 @@ _UNCAPPED = os.environ.get("COMPARE_VARIANT") == "uncapped"
 
 class Pgqueuer(Peer):
     packages = ("pgqueuer", "asyncpg", "uvloop")
-    lacks = PLAIN_QUEUE | {"recovery": "like PgQueuer"} if _UNCAPPED else PLAIN_QUEUE
+    lacks = PLAIN_QUEUE | (dict.fromkeys(("c1", "recovery"), "has no cap: see PgQueuer") if _UNCAPPED else {})
     settings = {
         "cap": "none, batches of 500" if _UNCAPPED else "in the store, batches of half of it; two at once is its least",
         "groups": "an entrypoint with a limit for each",
