@@ -13,6 +13,7 @@ class Procrastinate(Peer):
         "recovery": "only by a periodic task that one writes oneself",
     }
     settings = {
+        "pool": "20 connections",
         "listen_notify": "on (default)",
         "jobs": "kept when done (default)",
         "groups": "a lock for each, polled for each 50 ms (default 5 s)",
@@ -20,7 +21,7 @@ class Procrastinate(Peer):
 
     def __init__(self, url, board) -> None:
         super().__init__(url, board)
-        self._app = app = App(connector=PsycopgConnector(conninfo=url))
+        self._app = app = App(connector=PsycopgConnector(conninfo=url, max_size=20))
 
         @app.task(name="nothing")
         async def nothing(payload: str) -> int:
