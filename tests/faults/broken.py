@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections import Counter
@@ -55,6 +56,22 @@ class Lossy(Wrapper):
         if self._random.random() < 0.7:
             await call()
         raise StoreUnavailable("the connection was lost")
+
+
+class Slow(Wrapper):
+    """Keeps replies that bring claims back until it is told to go on: the store has done it, nobody has heard yet."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.kept_back = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def around(self, verb: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        reply = await call()
+        if verb == "exchange" and reply.claims:
+            self.kept_back.set()
+            await self.go_on.wait()
+        return reply
 
 
 class Switched(Wrapper):
