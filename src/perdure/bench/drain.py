@@ -85,7 +85,8 @@ async def measure(target: Target, shape: Shape, repeat: int) -> Report:
     """Measures floor and engine in turns, so that a machine that gets slower does so for both; medians count."""
     await _round(target.url, replace(shape, runs=min(shape.runs, _WARM_UP)))
     rounds = [await _round(target.url, shape) for _ in range(repeat)]
-    floors, engines, calls = (median(figures) for figures in zip(*rounds, strict=True))
+    floors, engines, calls = (median(figures) for figures in zip(*(each[:3] for each in rounds), strict=True))
+    busy = [each[3] for each in rounds if each[3] is not None]
     return Report(
         "drain",
         target.url,
@@ -95,17 +96,18 @@ async def measure(target: Target, shape: Shape, repeat: int) -> Report:
             "floor_per_second": round(floors, 1),
             "share_of_floor": round(engines / floors, 3),
             "calls_per_run": round(calls, 3),
-            "rounds": [{"floor": round(floor, 1), "engine": round(engine, 1)} for floor, engine, _ in rounds],
+            **({"server_us_per_run": round(median(busy), 1)} if busy else {}),
+            "rounds": [{"floor": round(floor, 1), "engine": round(engine, 1)} for floor, engine, *_ in rounds],
         },
         "Runs that one worker process ends in a second (children count as runs), and what a bare loop makes of the same"
         " calls to the store: the share is what the engine leaves of it. A call is one statement with its commit, or a"
-        " transaction of an embedded store.",
+        " transaction of an embedded store; what the server spends on them is told where it can be.",
     )
 
 
-async def _round(url: str, shape: Shape) -> tuple[float, float, float]:
-    """Runs per second of the bare loop and of a worker, which get the same runs on two queues, and the calls to the
-    store for each run of the worker."""
+async def _round(url: str, shape: Shape) -> tuple[float, float, float, float | None]:
+    """Runs per second of the bare loop and of a worker, which get the same runs on two queues; the calls to the store
+    for each run of the worker, and the microseconds of the server that these take."""
     queue, bare_queue = new_queue(), new_queue()
     payload = "x" * shape.payload_bytes
     async with App(url) as app:
@@ -125,10 +127,12 @@ async def _round(url: str, shape: Shape) -> tuple[float, float, float]:
         store = await app.client.store()
         took_bare = await floor.drain(store)
         gc.collect()
-        calls = store.calls
+        calls, busy = store.calls, await store.busy()
         took = await _drain(app, queue, shape.concurrency, drained)
         calls = store.calls - calls
-    return shape.total / took_bare, shape.total / took, calls / shape.total
+        busy_now = await store.busy()
+    spent = None if busy is None or busy_now is None else (busy_now - busy) * 1000 / shape.total
+    return shape.total / took_bare, shape.total / took, calls / shape.total, spent
 
 
 async def _start(drain: Workflow[[str], str], shape: Shape, payload: str) -> None:

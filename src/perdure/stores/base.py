@@ -407,6 +407,11 @@ class Store(Protocol):
         of an embedded store."""
         ...
 
+    async def busy(self) -> float | None:
+        """How many milliseconds its server has spent on such calls since it began, for all who call, for measurements;
+        None where that can't be told."""
+        ...
+
     # --- lifecycle
 
     async def open(self) -> None:

@@ -70,6 +70,9 @@ class PostgresStore:
     def calls(self) -> int:
         return self._connections.calls
 
+    async def busy(self) -> float | None:
+        return None
+
     # --- lifecycle
 
     async def open(self) -> None:

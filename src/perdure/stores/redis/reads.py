@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
+from perdure.errors import StoreError
 from perdure.model import Arrived, Checkpoint, Count, Ended, Millis, RunRecord, State, WorkerRecord
 from perdure.stores.redis.reasons import Shown, explained
 from perdure.stores.redis.session import Session
@@ -31,6 +33,9 @@ _Checkpoints = msgspec.msgpack.Decoder(list[Checkpoint])
 _Signals = msgspec.msgpack.Decoder(list[Arrived])
 _Counts = msgspec.msgpack.Decoder(list[tuple[str, str, str, int]])
 _Workers = msgspec.msgpack.Decoder(list[WorkerRecord])
+
+
+_SPENT = re.compile(rb"cmdstat_fcall:calls=\d+,usec=(\d+)")
 
 
 async def now(db: Session) -> Millis:
@@ -92,3 +97,12 @@ async def counts(db: Session) -> list[Count]:
 async def workers(db: Session) -> list[WorkerRecord]:
     """The incarnations whose lease has not ended."""
     return await db.call("workers", reads=_Workers)
+
+
+async def busy(db: Session) -> float | None:
+    """Milliseconds that the server has spent in functions, whoever called them; None when this user may not see it."""
+    try:
+        said = bytes(await db.redis.run("INFO", "commandstats"))
+    except StoreError:
+        return None
+    return sum(int(found) for found in _SPENT.findall(said)) / 1000

@@ -78,6 +78,9 @@ class RedisStore:
     def calls(self) -> int:
         return self._redis.calls
 
+    async def busy(self) -> float | None:
+        return await reads.busy(self._db)
+
     # --- lifecycle
 
     async def open(self) -> None:

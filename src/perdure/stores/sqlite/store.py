@@ -68,6 +68,9 @@ class SqliteStore:
     def calls(self) -> int:
         return self._calls
 
+    async def busy(self) -> float | None:
+        return None
+
     # --- lifecycle
 
     async def open(self) -> None:
