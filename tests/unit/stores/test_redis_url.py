@@ -18,7 +18,8 @@ def test_a_bare_url() -> None:
     assert location == Location(
         name="redis://ann@db.example:6380/3", hosts=(("db.example", 6380),), db=3, user="ann", password="se@cret"
     )
-    assert location.prefixes == (b"{perdure}",)
+    assert location.prefixes == (b"{perdure}@3",)
+    assert parse_url("redis://db").prefixes == parse_url("redis://db/0").prefixes == (b"{perdure}",)
     assert "cret" not in repr(location)
 
 
