@@ -56,7 +56,8 @@ class App:
     Nothing is connected before it is needed; a wrong URL is refused at once. Any number of apps can be used side by
     side in one process, and one app from any number of threads and event loops.
 
-    - `url`: `sqlite:///shop.db` (a file), `sqlite:////var/lib/shop.db` (an absolute path), `sqlite://` (in memory).
+    - `url`: `sqlite:///shop.db` (a file), `sqlite:////var/lib/shop.db` (an absolute path), `sqlite://` (in memory),
+      `postgresql://user@host/database`, `redis://user@host` (or `valkey://`; `rediss://` for TLS).
     - `max_value_bytes`: how large an input, result or signal may be as JSON. Large data belongs into a file or an
       object store, and its name into the workflow.
 

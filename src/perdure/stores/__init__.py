@@ -33,7 +33,9 @@ def open_store(url: str, *, now: Callable[[], Millis] | None = None) -> Store:
 
         return RedisStore(parse_url(url), now=now)
     if not separator:
-        raise StoreUrlError(f"{url!r} is not a store URL; write 'sqlite:///name.db'")
+        raise StoreUrlError(
+            f"{url!r} is not a store URL; write 'sqlite:///name.db', 'postgresql://host/name' or 'redis://host'"
+        )
     close = difflib.get_close_matches(scheme, _SCHEMES, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise StoreUrlError(f"{url!r} has the unknown scheme {scheme!r}; {hint}there are {', '.join(_SCHEMES)}")

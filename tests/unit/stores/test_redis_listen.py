@@ -220,6 +220,21 @@ async def test_a_user_that_may_not_listen(own: RedisServer, caplog: pytest.LogCa
     await subscription.close()
 
 
+async def test_databases_of_one_server_do_not_hear_each_other(own: RedisServer) -> None:
+    """Its channels are those of the server: a run of the same id would seem to have ended in all of them."""
+    ear, other = Ear(), Ear()
+    listening = [
+        await subscribe(parse_url(f"{own.url}/{db}"), Topic.ENDED, each.woken.set, each.hear)
+        for db, each in enumerate((ear, other))
+    ]
+    for db in (0, 1):
+        location = parse_url(f"{own.url}/{db}")
+        assert own.run("PUBLISH", channel(location.prefixes[0], Topic.ENDED), str(db)) == 1
+    assert (await ear.gets(1), await other.gets(1)) == ([b"0"], [b"1"])
+    for subscription in listening:
+        await subscription.close()
+
+
 async def test_whether_messages_come_through(location: Location) -> None:
     assert await hears(location)
 

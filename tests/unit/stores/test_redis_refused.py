@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from perdure.errors import StoreError, StoreUrlError
 from perdure.model import Retention, Start
 from perdure.stores import open_store
-from perdure.stores.base import Exchange, Registration, Settle, To
+from perdure.stores.base import Exchange, Registration, Settle, To, Topic
 from perdure.stores.redis import wire
 from servers import redis as servers
 from servers.redis import Cluster, RedisServer, installed, own_server, with_login
 
 pytestmark = pytest.mark.anyio
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "redis.md"
 
 
 @pytest.fixture
@@ -95,6 +99,18 @@ async def test_a_user_that_lacks_commands(server: RedisServer) -> None:
     assert "it lacks the commands publish; ACL SETUSER ann +publish '&{perdure}*'" in await refused(url)
     server.run("ACL", "SETUSER", "ann", "allchannels", "resetkeys", "~other*")
     assert "it lacks keys; ACL SETUSER ann '~{perdure}*' (" in await refused(url)
+
+
+async def test_the_rights_in_the_documentation_are_enough(server: RedisServer) -> None:
+    lines = re.findall(r"^ACL SETUSER (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    for line in lines:
+        server.run("ACL", "SETUSER", *line.split())
+    assert len(lines) == 2
+    store = open_store(f"{with_login(server.url, 'shop', 'secret')}?namespace=shop")
+    await store.open()
+    await store.enqueue([Start("r", "leaf", "default", "{}")])
+    await (await store.subscribe(Topic.WORK, lambda: None)).close()
+    await store.close()
 
 
 async def test_what_is_said_to_be_enough_is(server: RedisServer) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import builtins
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure.errors import StoreUrlError
-from perdure.stores.redis.url import Durability, Kind, Location, Tls, parse_url
+from perdure.stores.redis.url import OPTIONS, Durability, Kind, Location, Tls, parse_url
 
 
 def test_a_bare_url() -> None:
@@ -18,7 +19,8 @@ def test_a_bare_url() -> None:
     assert location == Location(
         name="redis://ann@db.example:6380/3", hosts=(("db.example", 6380),), db=3, user="ann", password="se@cret"
     )
-    assert location.prefixes == (b"{perdure}",)
+    assert location.prefixes == (b"{perdure}@3",)
+    assert parse_url("redis://db").prefixes == parse_url("redis://db/0").prefixes == (b"{perdure}",)
     assert "cret" not in repr(location)
 
 
@@ -108,3 +110,9 @@ def test_without_the_driver_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(StoreUrlError, match=r"pip install 'perdure\[redis\]'"):
         importlib.import_module("perdure.stores.redis")
+
+
+def test_the_documentation_has_each_option() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "redis.md").read_text(encoding="utf-8")
+    table = page.partition("| Option | Default | |\n")[2].partition("\n\n")[0]
+    assert {option for option in OPTIONS if f"`{option}`" not in table} == set()

@@ -29,7 +29,9 @@ def test_paths_and_options_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     [
         ("shop.db", "is not a store URL"),
         ("sqlit:///shop.db", "did you mean 'sqlite'"),
-        ("mysql://host/db", "there are sqlite"),
+        ("shop.db", "'postgresql://host/name' or 'redis://host'"),
+        ("mysql://host/db", "there are sqlite, postgresql, redis, valkey"),
+        ("reds://host", "did you mean 'redis'"),
         ("sqlite://shop.db", "'sqlite:///shop.db'"),
         ("sqlite:///", "names no file"),
         ("sqlite:///a.db?syncronous=full", "did you mean 'synchronous'"),

@@ -84,7 +84,7 @@ class RedisStore:
     # --- lifecycle
 
     async def open(self) -> None:
-        """Connects, and refuses a namespace that newer code has written."""
+        """Connects, has the servers know the functions, and refuses those that can't be the store."""
         await self._redis.open()
 
     async def close(self) -> None:

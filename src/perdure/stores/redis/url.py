@@ -88,9 +88,10 @@ class Location(Struct, frozen=True):
 
     @property
     def prefixes(self) -> tuple[bytes, ...]:
-        """What the keys of each partition begin with: a hash tag."""
+        """What the keys and channels of each partition begin with: a hash tag, and the number of a database but 0,
+        since the databases of a server share its channels."""
         if self.kind is not Kind.CLUSTER:
-            return (f"{{{self.namespace}}}".encode(),)
+            return (f"{{{self.namespace}}}{f'@{self.db}' if self.db else ''}".encode(),)
         return tuple(f"{{{self.namespace}:{number}}}".encode() for number in range(self.partitions))
 
     def __repr__(self) -> str:
