@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from perdure.errors import SchemaTooNew
 from perdure.model import (
     Arrived,
     BatchRecord,
@@ -64,6 +67,12 @@ from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.url import Location
 
 
+FORMAT = 1
+"""Of the keys and what is in them. Code that can't read what an older one wrote, or the other way round, takes the next."""
+
+_Number = msgspec.msgpack.Decoder(int)
+
+
 class RedisStore:
     """One namespace of a server. See `perdure.stores.base.Store` for the verbs."""
 
@@ -84,8 +93,16 @@ class RedisStore:
     # --- lifecycle
 
     async def open(self) -> None:
-        """Connects, has the servers know the functions, and refuses those that can't be the store."""
+        """Connects, has the servers know the functions, and refuses those that can't be the store, and a namespace that
+        newer code keeps in another way."""
         await self._redis.open()
+        found = await self._db.call("format", {"format": FORMAT}, reads=_Number)
+        if found > FORMAT:
+            await self._redis.close()
+            raise SchemaTooNew(
+                f"the store {self._location.name} was made by a newer version of perdure (format {found}, this one knows"
+                f" {FORMAT}): upgrade perdure here, or name another namespace"
+            )
 
     async def close(self) -> None:
         await self._redis.close()

@@ -71,7 +71,7 @@ local function unknown_pushes(worker, got)
     local found, pushes = {}, call('HGETALL', key)
     for i = 1, #pushes, 2 do
         local run = find(pushes[i + 1])
-        if run and run.s.worker == worker then
+        if run and run.s.worker == worker and claim_low(run) % 256 >= FIRST_PUSH then
             found[#found + 1] = shown_push(run, tonumber(pushes[i]), math.floor(claim_low(run) / 256))
         else
             call('HDEL', key, pushes[i])

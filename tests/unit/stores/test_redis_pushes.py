@@ -1,0 +1,159 @@
+"""A start hands its run to a worker that waits; a namespace that newer code keeps is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from conformance.kit import Worker, start, worker
+from perdure.errors import SchemaTooNew
+from perdure.model import Limits, Scope, ScopeKind
+from perdure.stores import open_store
+from perdure.stores.base import Settle, Store, Subscription, To, Topic
+from perdure.stores.redis import parse_url
+from servers.redis import redis
+
+PATIENCE = 30
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def url() -> str:
+    return redis().namespace()
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[Store]:
+    """Who starts runs, in another process, as it were."""
+    store = open_store(url)
+    await store.open()
+    yield store
+    await store.close()
+
+
+class Waiting:
+    """A worker that listens, and has nothing to do."""
+
+    def __init__(self, store: Store, ada: Worker, subscription: Subscription, woken: asyncio.Event) -> None:
+        self.store = store
+        self.ada = ada
+        self.subscription = subscription
+        self.woken = woken
+
+    async def park(self, slots: int) -> None:
+        """Has the store know that it waits with so many free slots."""
+        assert not (await self.ada.exchange(slots=slots)).claims
+        self.woken.clear()
+
+    async def wakes(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self.woken.wait()
+        self.woken.clear()
+
+
+@pytest.fixture
+async def waiting(url: str) -> AsyncIterator[Waiting]:
+    store, woken = open_store(url), asyncio.Event()
+    await store.open()
+    ada = await worker(store)
+    subscription = await store.subscribe(Topic.WORK, woken.set)
+    yield Waiting(store, ada, subscription, woken)
+    await subscription.close()
+    await store.close()
+
+
+async def state(store: Store, run_id: str) -> str:
+    record = await store.load(run_id)
+    assert record is not None
+    return record.state
+
+
+async def test_a_run_comes_without_a_call(client: Store, waiting: Waiting) -> None:
+    await waiting.park(2)
+    await client.enqueue([start("a")])
+    assert await state(client, "a") == "running"
+    await waiting.wakes()
+    calls = waiting.store.calls
+    (claim,) = (await waiting.ada.exchange(slots=2)).claims
+    assert (claim.id, claim.attempt) == ("a", 1)
+    assert waiting.store.calls == calls
+    reply = await waiting.ada.exchange(slots=2, settles=[Settle(claim.ref, claim.token, To.SUCCEEDED, "1")])
+    assert not reply.claims and not reply.refused
+    assert await state(client, "a") == "succeeded"
+
+
+async def test_no_more_come_than_there_are_slots(client: Store, waiting: Waiting) -> None:
+    await waiting.park(2)
+    await client.enqueue([start(run_id) for run_id in "abc"])
+    assert [await state(client, run_id) for run_id in "abc"] == ["running", "running", "queued"]
+    await waiting.wakes()
+    first = (await waiting.ada.exchange(slots=2)).claims
+    assert [claim.id for claim in first] == ["a", "b"]
+    assert len({claim.token for claim in first}) == 2
+    assert not (await waiting.ada.exchange(slots=0)).claims
+    assert [claim.id for claim in (await waiting.ada.exchange(slots=1)).claims] == ["c"]
+
+
+async def test_a_push_that_is_lost_comes_with_the_next_exchange(client: Store, waiting: Waiting) -> None:
+    await waiting.park(2)
+    await client.enqueue([start("a")])
+    # Its message may be on its way, and is lost with the connection, unless it was read already.
+    redis().run("CLIENT", "KILL", "TYPE", "PUBSUB")
+    assert await state(client, "a") == "running"
+    again = [*(await waiting.ada.exchange(slots=2)).claims, *(await waiting.ada.exchange(slots=2)).claims]
+    assert [claim.id for claim in again] == ["a"]
+    reply = await waiting.ada.exchange(slots=2, settles=[Settle(again[0].ref, again[0].token, To.SUCCEEDED, "1")])
+    assert not reply.refused and not reply.claims
+
+
+async def test_what_limits_or_others_keep_is_not_pushed(client: Store, waiting: Waiting) -> None:
+    await waiting.park(2)
+    await client.set_limits(Scope(ScopeKind.QUEUE, "default"), Limits(running=1), "test")
+    await client.enqueue([start("a"), start("b")])
+    assert [await state(client, run_id) for run_id in "ab"] == ["queued", "queued"]
+    assert [claim.id for claim in (await waiting.ada.exchange(slots=2)).claims] == ["a"]
+
+
+async def test_a_group_goes_one_after_the_other(client: Store, waiting: Waiting) -> None:
+    await waiting.park(2)
+    await client.enqueue([start("a", group="g"), start("b", group="g")])
+    assert [await state(client, run_id) for run_id in "ab"] == ["running", "queued"]
+
+
+async def test_a_worker_that_drains_gets_none(client: Store, waiting: Waiting) -> None:
+    await waiting.park(2)
+    await waiting.ada.exchange(slots=0, draining=True)
+    await client.enqueue([start("a")])
+    assert await state(client, "a") == "queued"
+
+
+async def test_a_worker_that_stops_listening_gets_none(client: Store, waiting: Waiting) -> None:
+    await waiting.park(2)
+    await waiting.subscription.close()
+    await client.enqueue([start("a")])
+    assert await state(client, "a") == "queued"
+
+
+async def test_what_was_pushed_to_a_worker_that_retires_is_for_others(client: Store, waiting: Waiting) -> None:
+    await waiting.park(2)
+    await client.enqueue([start("a")])
+    await waiting.store.retire(waiting.ada.id)
+    assert await state(client, "a") == "queued"
+    record = await client.load("a")
+    assert record is not None and record.attempt == 1
+
+
+async def test_a_namespace_of_newer_code_is_refused(client: Store, url: str) -> None:
+    prefix = parse_url(url).prefixes[0]
+    redis().run("HSET", prefix + b":n", "format", 2)
+    newer = open_store(url)
+    with pytest.raises(SchemaTooNew, match="format 2, this one knows 1"):
+        await newer.open()
