@@ -13,7 +13,7 @@ from perdure.model import Limits, Scope, ScopeKind
 from perdure.stores import open_store
 from perdure.stores.base import Settle, Store, Subscription, To, Topic
 from perdure.stores.redis import parse_url
-from servers.redis import redis
+from servers.redis import redis, until
 
 PATIENCE = 30
 
@@ -135,9 +135,11 @@ async def test_a_worker_that_drains_gets_none(client: Store, waiting: Waiting) -
     assert await state(client, "a") == "queued"
 
 
-async def test_a_worker_that_stops_listening_gets_none(client: Store, waiting: Waiting) -> None:
+async def test_a_worker_that_stops_listening_gets_none(client: Store, waiting: Waiting, url: str) -> None:
     await waiting.park(2)
     await waiting.subscription.close()
+    channel = parse_url(url).prefixes[0] + f":push:{waiting.ada.id}".encode()
+    await asyncio.to_thread(until, lambda: redis().run("PUBSUB", "NUMSUB", channel)[1] == 0)
     await client.enqueue([start("a")])
     assert await state(client, "a") == "queued"
 
@@ -155,5 +157,5 @@ async def test_a_namespace_of_newer_code_is_refused(client: Store, url: str) -> 
     prefix = parse_url(url).prefixes[0]
     redis().run("HSET", prefix + b":n", "format", 2)
     newer = open_store(url)
-    with pytest.raises(SchemaTooNew, match="format 2, this one knows 1"):
+    with pytest.raises(SchemaTooNew, match="format 2, made by a newer Perdure; this one knows 1"):
         await newer.open()

@@ -66,9 +66,8 @@ from perdure.stores.redis.scripts import load
 from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.url import Location
 
-
 FORMAT = 1
-"""Of the keys and what is in them. Code that can't read what an older one wrote, or the other way round, takes the next."""
+"""Of the keys and what is in them: code that can't share a namespace with older code counts it up."""
 
 _Number = msgspec.msgpack.Decoder(int)
 
@@ -100,8 +99,8 @@ class RedisStore:
         if found > FORMAT:
             await self._redis.close()
             raise SchemaTooNew(
-                f"the store {self._location.name} was made by a newer version of perdure (format {found}, this one knows"
-                f" {FORMAT}): upgrade perdure here, or name another namespace"
+                f"the store {self._location.name} has format {found}, made by a newer Perdure; this one knows {FORMAT}:"
+                " upgrade it, or name another namespace"
             )
 
     async def close(self) -> None:
