@@ -11,10 +11,12 @@ import pytest
 from faults.flows import GATES, LOG
 from faults.kit import World
 from servers.postgres import PostgresServer, migrated_postgres, own_server, store_schema
+from servers.redis import redis_url
 
 STORES: dict[str, Callable[[Path], str]] = {
     "sqlite": lambda directory: f"sqlite:///{directory}/store/perdure.db",
     "postgres": lambda directory: migrated_postgres(str(directory)),
+    "redis": lambda directory: redis_url(str(directory)),
 }
 """What gives the URL of an empty store."""
 

@@ -25,6 +25,8 @@ _PATIENCE = 5.0
 _MOST_TURNS = 8
 """How often a call is made anew when the server did not know the script, or does not have the partition any more."""
 _WAITAOF_SINCE = (7, 2)
+_A_WRITE = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], 1, 'PX', 1000)"
+"""Also done by a server that is full."""
 
 T = TypeVar("T")
 Link: TypeAlias = Connection | Rounds
@@ -173,7 +175,7 @@ class Redis:
         # A server waits for what a connection wrote last. The repetition of a call that another connection began may
         # write nothing, and has to wait all the same: so each connection begins with a write.
         try:
-            await connection.run("SET", self.prefixes[partition] + b":durable", 1, "PX", 1000)
+            await connection.run("EVAL", _A_WRITE, 1, self.prefixes[partition] + b":durable")
         except BaseException:
             connection.abort()
             raise

@@ -35,7 +35,11 @@ _BEHIND, _LATE = 16 << 20, 10
 _CALL = re.compile(r"\bcall\(\s*'([A-Z]+)'")
 _BESIDES = ("fcall", "function|load", "ping")
 _LISTENS = {Kind.CLUSTER: ("cluster|slots", "ssubscribe", "sunsubscribe", "spublish")}
-_WAITS = {Durability.DEFAULT: (), Durability.REPLICATED: ("wait", "set"), Durability.FSYNC: ("waitaof", "set")}
+_WAITS = {
+    Durability.DEFAULT: (),
+    Durability.REPLICATED: ("wait", "eval", "set"),
+    Durability.FSYNC: ("waitaof", "eval", "set"),
+}
 _LACKS = """
 local lacks = {}
 for _, name in ipairs(ARGV) do

@@ -46,7 +46,8 @@ def load(name: str) -> Script:
     """The function in a file of `lua`, behind those that its first line says it uses.
 
     A second line with flags is for the server: `-- flags: allow-oom` has it run though memory is full, as does
-    `-- flags: no-writes`.
+    `-- flags: no-writes`. Without it what makes new runs is refused, and nothing else: so what has begun ends, what
+    died is taken back, and what has ended is pruned, which makes room.
     """
     text = _read(name)
     used, flags = _header(text, "uses"), _header(text, "flags")
@@ -71,7 +72,8 @@ def every() -> tuple[Script, ...]:
 def ready() -> Script:
     """A function that is loaded behind all others: a server that knows it knows them all."""
     known = f"perdure_ready_{_sha1(' '.join(each.call[1] for each in every()))[:16]}"
-    source = f"#!lua name={known}\nredis.register_function('{known}', function() return 1 end)\n"
+    register = f"function_name = '{known}', flags = {{ 'allow-oom' }}, callback = function() return 1 end"
+    source = f"#!lua name={known}\nredis.register_function{{ {register} }}\n"
     return Script("ready", source, ("FCALL", known), ("FUNCTION", "LOAD"))
 
 

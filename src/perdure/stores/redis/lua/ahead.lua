@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: no-writes
 -- How many ready runs of its queue that workers serve come before a queued run, `most` at most.
 
 local run = find(args.run_id)

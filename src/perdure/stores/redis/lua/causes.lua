@@ -1,4 +1,5 @@
 -- uses: core walking
+-- flags: no-writes
 -- Failed runs by workflow and cause, each with the latest that ended, and where to go on.
 
 look_for(args.query)

@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: no-writes
 -- How many runs each lane has in each state.
 
 local rows = {}

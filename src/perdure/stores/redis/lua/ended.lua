@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: no-writes
 -- Those of some runs that have ended, with their outcomes.
 
 local ended = {}

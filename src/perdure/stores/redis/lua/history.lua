@@ -1,4 +1,5 @@
 -- uses: core keeping
+-- flags: no-writes
 -- A page of a run's checkpoints, in order of position; or the one of a key.
 
 if args.key then

@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: no-writes
 -- How many runs of some lanes have ended after `since`: halves the ended runs until it finds where that begins.
 
 local rows = {}

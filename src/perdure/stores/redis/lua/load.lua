@@ -1,4 +1,5 @@
 -- uses: core reading
+-- flags: no-writes
 -- A run, as clients see it.
 
 local run = find(args.run_id)

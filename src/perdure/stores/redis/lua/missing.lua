@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: no-writes
 -- Those of some ids that no run has.
 
 local missing = {}

@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: no-writes
 -- The store's time.
 
 return pack(now)

@@ -1,4 +1,5 @@
 -- uses: core holding starting limiting
+-- flags: allow-oom
 -- Keeps runs of a scope from beginning, or lets them again. Answers what holds.
 
 local old = read_scope(args.kind .. ':' .. args.name) or {}

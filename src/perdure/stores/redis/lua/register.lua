@@ -1,4 +1,5 @@
 -- uses: core holding starting
+-- flags: allow-oom
 -- Begins an incarnation, with a lease from now, and ties it to the lanes that it serves. Answers its number.
 
 local number = call('HINCRBY', K.n, 'worker', 1)

@@ -1,4 +1,5 @@
 -- uses: core keeping
+-- flags: no-writes
 -- A page of the signals that wait at a run, in order of position.
 
 local run = find(args.run_id)

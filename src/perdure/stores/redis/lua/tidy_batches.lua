@@ -1,4 +1,5 @@
 -- uses: core holding starting ending staging
+-- flags: allow-oom
 -- Goes on with a batch that nobody cares for any more: what is open is let in, what is not is dropped. Answers whether
 -- there was one.
 

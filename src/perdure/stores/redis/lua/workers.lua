@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: no-writes
 -- The incarnations whose lease has not ended.
 
 local live = {}
