@@ -95,7 +95,7 @@ async def test_a_hundred_thousand_parked_runs_cost_nothing_and_wake_in_time(worl
     await parker.park(_starts("signal-", SIGNALS, None), None)
     # All timers are due at one instant, some seconds after the last one is parked.
     slow = (time.monotonic() - began) * TIMERS / SIGNALS
-    due = datetime.now(UTC) + timedelta(seconds=1.3 * slow + 6)
+    due = datetime.now(UTC) + timedelta(seconds=1.6 * slow + 6)
     at = round(due.timestamp() * 1000)
     await parker.park(_starts("timer-", TIMERS, due), at)
     await parker.end()

@@ -1,8 +1,11 @@
 -- uses: core holding starting
 -- flags: allow-oom
--- Begins an incarnation, with a lease from now, and ties it to the lanes that it serves. Answers its number.
+-- Begins an incarnation, with a lease from now, and ties it to the lanes that it serves. Answers its number: the time, or
+-- the one after the last. So no number comes again, though what the server knew of the last ones is gone: it was emptied,
+-- or a replica that had not heard of them took over.
 
-local number = call('HINCRBY', K.n, 'worker', 1)
+local number = math.max(now, next_number('worker'))
+numbers.worker = number
 local worker = args
 worker.started_at = now
 call('HSET', K.workers, number, pack(worker))
