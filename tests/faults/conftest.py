@@ -11,7 +11,8 @@ import pytest
 from faults.flows import GATES, LOG
 from faults.kit import World
 from servers.postgres import PostgresServer, migrated_postgres, own_server, store_schema
-from servers.redis import redis_url
+from servers.redis import RedisServer, redis_url
+from servers.redis import own_server as own_redis
 
 STORES: dict[str, Callable[[Path], str]] = {
     "sqlite": lambda directory: f"sqlite:///{directory}/store/perdure.db",
@@ -67,3 +68,10 @@ def server() -> Iterator[PostgresServer]:
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis or Valkey for the test alone, as durable as they come."""
+    with own_redis(durable=True) as server:
+        yield server

@@ -1,9 +1,10 @@
-"""A proxy before PostgreSQL that loses replies: the server has done what it was asked for, and nobody hears of it."""
+"""Proxies that lose replies: the server has done what it was asked for, and nobody hears of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import re
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
@@ -11,10 +12,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 _READY = b"Z"
 """The last message of a reply; the statement is committed when it comes."""
+_FUNCTION = re.compile(rb"\r\nFCALL\r\n\$\d+\r\nperdure_(\w+)_[0-9a-f]{16}\r\n")
+_TEXTS = (b"$", b"=", b"!")
+_LISTS = {b"*": 1, b"~": 1, b">": 1, b"%": 2}
+"""What has parts, with the number of parts for each that it says it has."""
 
 
 class Proxy:
-    """Listens on a port of its own, for connections without TLS; `url` leads through it.
+    """Before PostgreSQL. Listens on a port of its own, for connections without TLS; `url` leads through it.
 
     `lose` is asked about each statement that is sent, by its text. When it says yes the reply is swallowed, and when it
     is complete the connection is cut.
@@ -30,9 +35,7 @@ class Proxy:
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1")
-        port = self._server.sockets[0].getsockname()[1]
-        through = self._to._replace(netloc=f"{self._to.username}@127.0.0.1:{port}", query="sslmode=disable")
-        self.url = urlunsplit(through)
+        self.url = self._through(self._server.sockets[0].getsockname()[1])
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -40,6 +43,13 @@ class Proxy:
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _through(self, port: int) -> str:
+        through = self._to._replace(netloc=f"{self._to.username}@127.0.0.1:{port}", query="sslmode=disable")
+        return urlunsplit(through)
+
+    def _conversation(self) -> _Conversation:
+        return _Conversation(self._lose, self.lost)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -49,7 +59,7 @@ class Proxy:
             with suppress(OSError, asyncio.IncompleteReadError):
                 there = await asyncio.open_connection(self._to.hostname, self._to.port)
                 try:
-                    await _Conversation(self._lose, self.lost).hold((reader, writer), there)
+                    await self._conversation().hold((reader, writer), there)
                 finally:
                     there[1].transport.abort()
         finally:
@@ -109,6 +119,55 @@ class _Conversation:
             elif kind == _READY:
                 self._lost[self._losing] += 1
                 return
+
+
+class RedisProxy(Proxy):
+    """The same before Redis. `lose` is asked about each call of a function of ours, by its name, as in "exchange"."""
+
+    def _through(self, port: int) -> str:
+        return urlunsplit(self._to._replace(netloc=f"127.0.0.1:{port}"))
+
+    def _conversation(self) -> _Conversation:
+        return _RedisConversation(self._lose, self.lost)
+
+
+class _RedisConversation(_Conversation):
+    """Replies come in the order of the commands."""
+
+    def __init__(self, lose: Callable[[str], bool], lost: Counter[str]) -> None:
+        super().__init__(lose, lost)
+        self._asked: deque[str] = deque()
+        """What is to be lost of the replies that are to come: the name of the function, or ""."""
+
+    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            command = await _resp(reader)
+            called = _FUNCTION.search(command)
+            name = called[1].decode() if called else ""
+            self._asked.append(name if name and self._lose(name) else "")
+            writer.write(command)
+            await writer.drain()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            reply = await _resp(reader)
+            losing = self._asked.popleft() if self._asked else ""  # What is pushed has no command.
+            if losing:
+                self._lost[losing] += 1
+                return
+            writer.write(reply)
+            await writer.drain()
+
+
+async def _resp(reader: asyncio.StreamReader) -> bytes:
+    """A command or a reply, whole."""
+    line = await reader.readuntil(b"\r\n")
+    kind, size = line[:1], line[1:-2]
+    if kind in _TEXTS and size != b"-1":
+        return line + await reader.readexactly(int(size) + 2)
+    if kind in _LISTS:
+        return line + b"".join([await _resp(reader) for _ in range(int(size) * _LISTS[kind])])
+    return line
 
 
 async def _packet(reader: asyncio.StreamReader) -> bytes:
