@@ -10,7 +10,7 @@ import pytest
 
 from faults.conftest import MakeWorld
 from faults.flows import journey_result
-from faults.kit import World, until
+from faults.kit import PATIENCE, World, until
 from faults.test_lost_replies import LEASE, persistently, start_journeys
 from perdure.errors import StoreUnavailable
 from perdure.model import Signal, Start, State
@@ -24,18 +24,19 @@ WRITES = ("exchange", "enqueue", "signal", "register", "reclaim", "retire", "can
 
 
 class Losses:
-    """Says which replies are lost: a share of those to calls that write, or the next one of a function."""
+    """Says which replies are lost: a share of those to calls that write, the next one of a function, or all."""
 
     def __init__(self) -> None:
         self._random = random.Random(1)
         self.share = 0.0
         self.next = ""
+        self.always = ""
 
     def __call__(self, function: str) -> bool:
         if function == self.next:
             self.next = ""
             return True
-        return function in WRITES and self._random.random() < self.share
+        return function == self.always or (function in WRITES and self._random.random() < self.share)
 
 
 @pytest.fixture
@@ -141,3 +142,20 @@ async def test_other_calls_are_safe_to_repeat(world: World, losses: Losses, verb
     states = await world.states()
     assert states.pop(State.CANCELLED, 0) == (verb == "cancel")
     assert states == ({State.QUEUED: 4} if verb == "open_batch" else {} if verb == "cancel" else {State.QUEUED: 1})
+
+
+async def test_without_wake_ups_work_is_found_by_looking(world: World, proxy: RedisProxy, losses: Losses) -> None:
+    losses.always = "message"
+    await world.serving(lease=5)
+    async with asyncio.timeout(PATIENCE):
+        results = await asyncio.gather(*(world.flows.leaf.run(number) for number in range(20)))
+    assert results == list(range(1, 21))
+    asking = await world.flows.asking.start()
+    for number in range(3):  # to a run that is parked
+        await asking.signal("number", number)
+    assert await asking.result(timeout=30) == [0, 1, 2]
+    held = await world.flows.holding.start("gate")
+    await until(lambda: world.log.count("ran", held.id), "the run is at work")
+    await held.cancel("enough")
+    await until(lambda: world.log.count("cancelled", held.id), "the run was told")
+    assert proxy.lost["message"] > 5, "there were no wake-ups to lose"

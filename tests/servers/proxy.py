@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 _READY = b"Z"
 """The last message of a reply; the statement is committed when it comes."""
 _FUNCTION = re.compile(rb"\r\nFCALL\r\n\$\d+\r\nperdure_(\w+)_[0-9a-f]{16}\r\n")
+_MESSAGE = re.compile(rb">\d+\r\n\$\d+\r\ns?message\r\n")
 _TEXTS = (b"$", b"=", b"!")
 _LISTS = {b"*": 1, b"~": 1, b">": 1, b"%": 2}
 """What has parts, with the number of parts for each that it says it has."""
@@ -122,7 +123,8 @@ class _Conversation:
 
 
 class RedisProxy(Proxy):
-    """The same before Redis. `lose` is asked about each call of a function of ours, by its name, as in "exchange"."""
+    """The same before Redis. `lose` is asked about each call of a function of ours, by its name, as in "exchange"; and
+    about what is published, as "message"."""
 
     def _through(self, port: int) -> str:
         return urlunsplit(self._to._replace(netloc=f"127.0.0.1:{port}"))
@@ -151,7 +153,13 @@ class _RedisConversation(_Conversation):
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             reply = await _resp(reader)
-            losing = self._asked.popleft() if self._asked else ""  # What is pushed has no command.
+            if _MESSAGE.match(reply):
+                if self._lose("message"):
+                    self._lost["message"] += 1
+                else:
+                    writer.write(reply)
+                continue
+            losing = self._asked.popleft()
             if losing:
                 self._lost[losing] += 1
                 return

@@ -299,7 +299,10 @@ class Worker:
         """Exchanges until the incarnation is gone, then begins another."""
         if not await self.runtime.pump.run():
             return
-        logger.warning("this worker was declared dead (its lease ended); its runs are others' now, it begins anew")
+        logger.warning(
+            "the store does not know this worker any more: its lease ended, or the store was emptied; it lets go of its"
+            " runs, and begins anew"
+        )
         for execution in list(self.runtime.executions.values()):
             execution.lost()
         if self._keeper is not None:
