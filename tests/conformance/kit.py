@@ -198,7 +198,7 @@ class Worker:
         watches: Sequence[Watch] = (),
         told: Sequence[Told] = (),
         fires: Sequence[Fire] = (),
-        owned: Sequence[tuple[Ref, int]] = (),
+        owned: Sequence[tuple[Ref, int]] | None = None,
         skips: Sequence[str] = (),
         draining: bool = False,
     ) -> Exchanged:
@@ -213,7 +213,7 @@ class Worker:
             told=list(told),
             fires=list(fires),
             after=self.after,
-            owned=list(owned),
+            owned=None if owned is None else list(owned),
             skips=list(skips),
             draining=draining,
         )

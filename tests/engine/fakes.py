@@ -140,7 +140,7 @@ class ScriptedStore:
             exchange.slots,
             list(exchange.watches),
             after=exchange.after,
-            owned=list(exchange.owned),
+            owned=None if exchange.owned is None else list(exchange.owned),
         )
         async with self.made:
             self.exchanges.append(copy)

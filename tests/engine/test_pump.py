@@ -304,5 +304,5 @@ async def test_a_poll_asks_whether_runs_are_still_owned_and_other_exchanges_do_n
     bench.pump._poll()
     await bench.store.number(3)
     await turns()
-    assert [each.owned for each in bench.store.exchanges] == [[], [], [(1, 1)]]
+    assert [each.owned for each in bench.store.exchanges] == [[], None, [(1, 1)]]
     assert owner.told == ["lost"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections import Counter
@@ -55,6 +56,25 @@ class Lossy(Wrapper):
         if self._random.random() < 0.7:
             await call()
         raise StoreUnavailable("the connection was lost")
+
+
+class Slow(Wrapper):
+    """Keeps back the replies of one verb while it is told to: what was asked for is done, and not heard of yet."""
+
+    def __init__(self, store: Store, verb: str) -> None:
+        super().__init__(store)
+        self._verb = verb
+        self.open = asyncio.Event()
+        self.open.set()
+        self.kept_back: list[Any] = []
+        """The replies that it keeps back, or did."""
+
+    async def around(self, verb: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        reply = await call()
+        if verb == self._verb and not self.open.is_set():
+            self.kept_back.append(reply)
+            await self.open.wait()
+        return reply
 
 
 class Switched(Wrapper):

@@ -227,6 +227,11 @@ class Flows:
             return attempts + await wait_signal("go", int, timeout=60)
 
         @app.workflow
+        async def retrying(n: int) -> int:
+            """A step that is kept, then one that is tried three times."""
+            return await add(n, 1) + await third_time()
+
+        @app.workflow
         async def asking() -> list[int]:
             """Takes three signals."""
             return [await wait_signal("number", int) for _ in range(3)]
@@ -260,6 +265,7 @@ class Flows:
         self.long_past = long_past
         self.deaf = deaf
         self.timed = timed
+        self.retrying = retrying
         self.asking = asking
         self.parked = parked
 

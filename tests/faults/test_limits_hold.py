@@ -68,6 +68,21 @@ async def test_limits_and_groups_hold_while_workers_that_disagree_are_killed(wor
     assert "code asks for 50 at a time of group group-1 in queue limited" in world.errors()
 
 
+async def test_who_is_held_off_by_a_limit_goes_on_when_the_worker_that_fills_it_has_died(world: World) -> None:
+    await world.app.limits.set(namespace=True, running=1)
+    dying = await world.serving(lease=1)
+    held = await world.flows.holding.start("gate")
+    await until(lambda: world.log.count("ran", held.id), "the run is at work")
+    heir = await world.serving(lease=60)
+    after = await world.flows.leaf.start(1)
+    dying.kill()
+    await until(lambda: world.log.count("ran", held.id, pid=heir.pid), "the run goes on elsewhere")
+    assert world.log.count("ran", after.id) == 0
+    world.open_gate("gate")
+    assert await held.result(timeout=30) == heir.pid
+    assert await after.result(timeout=30) == 2
+
+
 async def test_limits_change_under_load(world: World) -> None:
     for process in [world.worker(concurrency=30) for _ in range(2)]:
         await world.serves(process)

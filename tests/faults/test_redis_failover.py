@@ -51,9 +51,11 @@ async def promote(sentinels: Sentinels) -> None:
 
 
 def cut_off(sentinels: Sentinels) -> None:
-    """From now on the replicas hear of nothing."""
+    """From now on the replicas, which have all until now, hear of nothing."""
+    assert sentinels.primary.run("WAIT", len(sentinels.replicas), 10_000) == len(sentinels.replicas)
     for server in sentinels.replicas:
         server.freeze()
+    sentinels.primary.run("CLIENT", "KILL", "TYPE", "replica")  # What it sends would come through when they go on.
 
 
 @pytest.mark.parametrize("options", ["", SAFE], ids=["default", "replicated"])
@@ -86,19 +88,33 @@ async def test_the_primary_is_lost_under_load(make: MakeWorld, sentinels: Sentin
         assert world.log.ran_after_kept() == []
 
 
-async def test_a_start_that_no_replica_has_is_lost_by_default(make: MakeWorld, sentinels: Sentinels) -> None:
+async def test_what_no_replica_has_is_lost_by_default(make: MakeWorld, sentinels: Sentinels) -> None:
+    """A start is gone; a run whose end is gone ends once more, though its worker has forgotten it and lives; a worker of
+    which nothing is known begins anew."""
     world = make("")
-    before = await world.flows.leaf.start(1)
-    for server in sentinels.replicas:
-        await asyncio.to_thread(server.wait_until_following)
-    assert sentinels.primary.run("WAIT", 2, 10_000) == 2
+    worker = await world.serving(lease=60)
+    held = await world.flows.holding.start("gate")
+    await until(lambda: world.log.count("ran", held.id), "the run is at work")
     cut_off(sentinels)
-    after = await world.flows.leaf.start(2)
+    lost = await world.flows.asking.start()
+    world.open_gate("gate")
+    assert await held.result(timeout=30) == worker.pid
+    fleet = [await world.serving(lease=60, queues=["elsewhere"]) for _ in range(2)]
     await promote(sentinels)
-    await world.serving(lease=60)
-    assert await persistently(lambda: before.result(timeout=30)) == 2
+    assert await persistently(lambda: held.result(timeout=30)) == worker.pid
+    await until(lambda: world.log.count("ran", held.id) == 2, "it was done once more")
+    record = await world.record(held.id)
+    assert (record.state, record.attempt, record.crashes) == (State.SUCCEEDED, 1, 0)
     with pytest.raises(RunNotFound):
-        await after.result(timeout=30)
+        await lost.signal("number", 1)
+    await until(lambda: world.errors().count("begins anew") == len(fleet), "the workers say so")
+    await until(lambda: registered(world, 1 + len(fleet)), "all of them are there")
+    run = await world.flows.leaf.options(queue="elsewhere").start(1)
+    assert await run.result(timeout=30) == 2
+
+
+async def registered(world: World, count: int) -> bool:
+    return len(await (await world.app.client.store()).workers()) == count
 
 
 async def test_a_start_that_no_replica_has_is_no_start_where_replicas_are_asked_for(
@@ -116,37 +132,3 @@ async def test_a_start_that_no_replica_has_is_no_start_where_replicas_are_asked_
     run = await persistently(lambda: start.start(2))
     await world.serving(lease=60)
     assert await run.result(timeout=30) == 3
-
-
-async def test_a_run_whose_end_was_lost_ends_again(make: MakeWorld, sentinels: Sentinels) -> None:
-    """Its worker lives, and has forgotten it: nobody else would care for it."""
-    world = make("")
-    worker = await world.serving(lease=60)
-    held = await world.flows.holding.start("gate")
-    await until(lambda: world.log.count("ran", held.id), "the run is at work")
-    assert sentinels.primary.run("WAIT", 2, 10_000) == 2
-    cut_off(sentinels)
-    world.open_gate("gate")
-    assert await held.result(timeout=30) == worker.pid
-    await promote(sentinels)
-    assert await persistently(lambda: held.result(timeout=30)) == worker.pid
-    assert world.log.count("ran", held.id) == 2
-    record = await world.record(held.id)
-    assert (record.state, record.crashes) == (State.SUCCEEDED, 0)
-
-
-async def test_a_worker_that_no_replica_has_heard_of_begins_anew(make: MakeWorld, sentinels: Sentinels) -> None:
-    world = make("")
-    await world.flows.leaf.start(1)
-    assert sentinels.primary.run("WAIT", 2, 10_000) == 2
-    cut_off(sentinels)
-    fleet = [await world.serving(lease=60) for _ in range(2)]
-    await promote(sentinels)
-    await until(lambda: world.errors().count("begins anew") == len(fleet), "both say so")
-    runs = await persistently(lambda: world.flows.leaf.start_many(range(20)))
-    assert [await run.result(timeout=30) for run in runs] == list(range(1, 21))
-    await until(lambda: registered(world, len(fleet)), "both are there")
-
-
-async def registered(world: World, count: int) -> bool:
-    return len(await (await world.app.client.store()).workers()) == count

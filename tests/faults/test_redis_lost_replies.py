@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
 import pytest
 
 from faults.conftest import MakeWorld
@@ -14,9 +15,11 @@ from faults.kit import PATIENCE, World, until
 from faults.test_lost_replies import LEASE, persistently, start_journeys
 from perdure.errors import StoreUnavailable
 from perdure.model import Signal, Start, State
-from perdure.stores.base import Exchange, Registration, Settle, To
+from perdure.stores.base import Exchange, Registration, Settle, To, Topic
+from perdure.stores.redis.listen import channel
+from perdure.stores.redis.url import parse_url
 from servers.proxy import RedisProxy
-from servers.redis import redis_url
+from servers.redis import redis, redis_url
 
 pytestmark = pytest.mark.anyio
 
@@ -142,6 +145,30 @@ async def test_other_calls_are_safe_to_repeat(world: World, losses: Losses, verb
     states = await world.states()
     assert states.pop(State.CANCELLED, 0) == (verb == "cancel")
     assert states == ({State.QUEUED: 4} if verb == "open_batch" else {} if verb == "cancel" else {State.QUEUED: 1})
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"", b"r1", b'{"v":0,"runs":[]}', msgspec.msgpack.encode({"v": 2, "all": ["more"]}), b"\xc1\xff\x00"],
+    ids=["empty", "text", "json", "newer", "garbage"],
+)
+async def test_a_message_of_another_version_is_a_hint_all_the_same(
+    world: World, losses: Losses, monkeypatch: pytest.MonkeyPatch, message: bytes
+) -> None:
+    """As during a rolling deploy: it is another program's function that tells of the end."""
+    monkeypatch.setattr("perdure.client._POLL", 3600.0)
+    run = await world.flows.holding.start("gate")
+    result = asyncio.ensure_future(run.result(timeout=60))
+    await world.serving(lease=60)
+    await until(lambda: world.log.count("ran", run.id), "the run is at work")
+    losses.always = "message"
+    world.open_gate("gate")
+    await world.ended(1)
+    assert not result.done()
+    losses.always = ""
+    location = parse_url(world.url)
+    assert redis().run("PUBLISH", channel(location.prefixes[0], Topic.ENDED), message) > 0
+    assert await result
 
 
 async def test_without_wake_ups_work_is_found_by_looking(world: World, proxy: RedisProxy, losses: Losses) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from faults.broken import Slow
 from faults.kit import Process, World, until
 from perdure.model import State
 
@@ -83,6 +84,41 @@ async def test_nothing_new_is_begun_while_stopping(world: World) -> None:
     await stopping
     assert (await world.record(later.id)).state is State.QUEUED
     assert world.log.count("ran", later.id) == 0
+
+
+async def test_a_batch_that_is_claimed_while_the_worker_stops_is_handed_back(world: World) -> None:
+    slow = await world.behind(lambda store: Slow(store, "exchange"))
+    worker = world.app.worker(lease=LEASE, grace=0, concurrency=64)
+    await worker.start()
+    await until(lambda: slow.calls["exchange"] and worker.runtime.pump.silent, "the worker has nothing to do")
+    slow.open.clear()
+    runs = await world.flows.leaf.start_many(range(50))
+    await until(lambda: any(reply.claims for reply in slow.kept_back), "the runs are claimed, and the worker not told")
+    stopping = asyncio.ensure_future(worker.stop())
+    await until(lambda: not worker.runtime.pump.claiming, "the worker stops")
+    slow.open.set()
+    await stopping
+    assert await world.states() == {State.QUEUED: 50}
+    assert {(record.attempt, record.crashes) for record in await world.records()} == {(1, 0)}
+    await world.serving(lease=LEASE, concurrency=50)
+    for number, run in enumerate(runs):
+        assert await run.result(timeout=30) == number + 1
+
+
+async def test_a_step_is_tried_again_on_another_worker_and_what_came_before_is_not(world: World) -> None:
+    leaving = await world.serving(lease=LEASE, grace=0)
+    run = await world.flows.retrying.start(1)
+    await until(lambda: world.log.count("ran", run.id, "third_time"), "the step was tried")
+    leaving.terminate()
+    assert await leaving.ended() == 0
+    tried = world.log.count("ran", run.id, "third_time")
+    assert tried < 3
+    heir = await world.serving(lease=LEASE)
+    assert await run.result(timeout=30) == 2 + 3
+    assert world.log.count("ran", run.id, "add") == 1
+    assert world.log.count("ran", run.id, "third_time") == 3
+    assert world.log.count("ran", run.id, "third_time", pid=heir.pid) == 3 - tried
+    assert (await world.record(run.id)).crashes == 0
 
 
 async def test_an_event_loop_that_is_cancelled_hands_its_runs_back(world: World) -> None:

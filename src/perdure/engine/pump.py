@@ -235,12 +235,18 @@ class Pump:
             told=list(self._told.values()),
             fires=self._fires,
             after=self._last_queue,
-            owned=[(owner.ref, token) for token, owner in self.owners.items()] if self._ask_all else [],
+            owned=self._all_owned(settles) if self._ask_all else None,
             skips=self._firing.skips(),
             draining=not self.claiming,
         )
         self._told, self._fires, self._ask_all = {}, [], False
         return exchange, saves
+
+    def _all_owned(self, settles: list[Settle]) -> list[tuple[Ref, int]]:
+        """What the store may believe to be this worker's: what runs, and what it has not been told the end of."""
+        owned = {token: owner.ref for token, owner in self.owners.items()}
+        owned.update((settle.token, settle.ref) for settle in (*settles, *self._settles))
+        return [(ref, token) for token, ref in owned.items()]
 
     async def _send(self, exchange: Exchange, futures: list[_Pending]) -> Exchanged | None:
         """Exchanges, for as long as it takes: an error that may pass is tried again, under the same serial."""

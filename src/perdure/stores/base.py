@@ -167,9 +167,12 @@ class Exchange(Struct, omit_defaults=True):
     fires: list[Fire] = []
     after: str = ""
     """The queue of the run that it claimed last; "" before the first one."""
-    owned: list[tuple[Ref, int]] = []
+    owned: list[tuple[Ref, int]] | None = None
     """All claims that it believes to own, from time to time (not with each exchange): those of runs that are gone are
     told of as refused, though nothing was said of them. So a run that is deleted stops also when it has nothing to say.
+
+    A store that can lose what it answered, in a failover, gives back those that it has for the worker besides: what the
+    worker said of their end is lost, and nobody would care for them.
     """
     skips: list[str] = []
     """Names of schedules that it can't read, and need not be told of."""

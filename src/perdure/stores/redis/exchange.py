@@ -141,7 +141,7 @@ def _asked(said: Exchange) -> dict[str, Any]:
         ]
     if said.told:
         asked["told"] = [{"id": told.ref, "token": token_text(told.token), "status": told.status} for told in said.told]
-    if said.owned:
+    if said.owned is not None:
         asked["owned"] = [{"id": ref, "token": token_text(token)} for ref, token in said.owned]
     if said.fires:
         asked["fires"] = [_fire(fire) for fire in said.fires]

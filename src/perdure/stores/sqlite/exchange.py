@@ -147,7 +147,7 @@ def _brief_reply(transaction: Transaction, exchange: Exchange, head: _Head) -> E
 
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:
     refs = {part.token: part.ref for part in (*exchange.saves, *exchange.told, *exchange.settles, *exchange.watches)}
-    refs.update((token, ref) for ref, token in exchange.owned)
+    refs.update((token, ref) for ref, token in exchange.owned or ())
     now, named, timer, deadline, slot, idle_until, sessions, wanted, limited, ready, news = transaction.row(
         _SQL["head"],
         {

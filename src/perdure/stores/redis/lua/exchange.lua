@@ -195,6 +195,25 @@ if of_sessions then
     rest()
 end
 
+-- WHAT IT HAS BY OUR WORD AND NOT BY ITS OWN, where it says all that it has: a server that took over from another one had
+-- not heard of the end of that. Nobody else would care for it as long as the worker lives.
+
+if known and args.owned and not args.repeated then
+    local has = {}
+    for _, each in ipairs(args.owned) do
+        has[each.token] = true
+    end
+    flush_set(P .. 'owned:' .. worker)
+    for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
+        local run = find(id)
+        if not has[run.s.token] then
+            change(run).cut = nil
+            move(run, 'queued')
+            made_ready = true
+        end
+    end
+end
+
 -- WHAT IS DUE: a bounded number.
 
 local more, more_late = false, false
