@@ -59,21 +59,18 @@ class Lossy(Wrapper):
 
 
 class Slow(Wrapper):
-    """Keeps back the replies of one verb while it is told to: what was asked for is done, and not heard of yet."""
+    """Keeps the replies that bring claims back until it is told to go on: the store has done it, nobody has heard yet."""
 
-    def __init__(self, store: Store, verb: str) -> None:
+    def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self._verb = verb
-        self.open = asyncio.Event()
-        self.open.set()
-        self.kept_back: list[Any] = []
-        """The replies that it keeps back, or did."""
+        self.kept_back = asyncio.Event()
+        self.go_on = asyncio.Event()
 
     async def around(self, verb: str, call: Callable[[], Awaitable[Any]]) -> Any:
         reply = await call()
-        if verb == self._verb and not self.open.is_set():
-            self.kept_back.append(reply)
-            await self.open.wait()
+        if verb == "exchange" and reply.claims:
+            self.kept_back.set()
+            await self.go_on.wait()
         return reply
 
 

@@ -69,7 +69,7 @@ async def test_limits_and_groups_hold_while_workers_that_disagree_are_killed(wor
 
 
 async def test_who_is_held_off_by_a_limit_goes_on_when_the_worker_that_fills_it_has_died(world: World) -> None:
-    await world.app.limits.set(namespace=True, running=1)
+    await world.app.limits.set(running=1)
     dying = await world.serving(lease=1)
     held = await world.flows.holding.start("gate")
     await until(lambda: world.log.count("ran", held.id), "the run is at work")

@@ -87,16 +87,14 @@ async def test_nothing_new_is_begun_while_stopping(world: World) -> None:
 
 
 async def test_a_batch_that_is_claimed_while_the_worker_stops_is_handed_back(world: World) -> None:
-    slow = await world.behind(lambda store: Slow(store, "exchange"))
+    slow = await world.behind(Slow)
     worker = world.app.worker(lease=LEASE, grace=0, concurrency=64)
     await worker.start()
-    await until(lambda: slow.calls["exchange"] and worker.runtime.pump.silent, "the worker has nothing to do")
-    slow.open.clear()
     runs = await world.flows.leaf.start_many(range(50))
-    await until(lambda: any(reply.claims for reply in slow.kept_back), "the runs are claimed, and the worker not told")
+    await until(slow.kept_back.is_set, "the runs are claimed, and the worker does not know")
     stopping = asyncio.ensure_future(worker.stop())
     await until(lambda: not worker.runtime.pump.claiming, "the worker stops")
-    slow.open.set()
+    slow.go_on.set()
     await stopping
     assert await world.states() == {State.QUEUED: 50}
     assert {(record.attempt, record.crashes) for record in await world.records()} == {(1, 0)}
