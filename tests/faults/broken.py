@@ -59,7 +59,7 @@ class Lossy(Wrapper):
 
 
 class Slow(Wrapper):
-    """Keeps the replies that bring claims back until it is told to go on: the store has done it, nobody has heard yet."""
+    """Keeps replies that bring claims back until it is told to go on: the store has done it, nobody has heard yet."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)

@@ -1,4 +1,4 @@
-"""A primary is lost, and a replica takes over: what it had not heard of yet is gone, unless the URL asks for replicas."""
+"""A primary is lost, a replica takes over: what it had not heard of yet is gone, unless the URL asks for replicas."""
 
 from __future__ import annotations
 
@@ -89,8 +89,9 @@ async def test_the_primary_is_lost_under_load(make: MakeWorld, sentinels: Sentin
 
 
 async def test_what_no_replica_has_is_lost_by_default(make: MakeWorld, sentinels: Sentinels) -> None:
-    """A start is gone; a run whose end is gone ends once more, though its worker has forgotten it and lives; a worker of
-    which nothing is known begins anew."""
+    """A start is gone. A run whose end is gone ends once more, though its worker lives and has forgotten it. A worker
+    of which nothing is known begins anew.
+    """
     world = make("")
     worker = await world.serving(lease=60)
     held = await world.flows.holding.start("gate")

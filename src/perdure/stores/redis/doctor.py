@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
 from typing import Any, TypeAlias
 
 import hiredis
@@ -19,6 +17,7 @@ from perdure.stores.base import Finding, Severity
 from perdure.stores.redis.errors import DRIVER_ERRORS, code, missing_right, translate
 from perdure.stores.redis.listen import hears
 from perdure.stores.redis.route import Route
+from perdure.stores.redis.scripts import commands, lacking
 from perdure.stores.redis.url import Address, Durability, Kind, Location
 from perdure.stores.redis.wire import Argument, Connection, dial
 
@@ -32,7 +31,6 @@ _FAR = 0.010
 _BEHIND, _LATE = 16 << 20, 10
 """Bytes and seconds that a replica may lag."""
 
-_CALL = re.compile(r"\bcall\(\s*'([A-Z]+)'")
 _BESIDES = ("fcall", "function|load", "ping")
 _LISTENS = {Kind.CLUSTER: ("cluster|slots", "ssubscribe", "sunsubscribe", "spublish")}
 _WAITS = {
@@ -40,17 +38,6 @@ _WAITS = {
     Durability.REPLICATED: ("wait", "eval", "set"),
     Durability.FSYNC: ("waitaof", "eval", "set"),
 }
-_LACKS = """
-local lacks = {}
-for _, name in ipairs(ARGV) do
-    local command, sub = string.match(name, '^([^|]+)|?(.*)$')
-    local known, may = pcall(redis.acl_check_cmd, command, sub ~= '' and sub or KEYS[1] .. ':x', KEYS[1] .. ':x')
-    if known and not may then
-        lacks[#lacks + 1] = name
-    end
-end
-return lacks
-"""
 
 
 async def examine(location: Location) -> list[Finding]:
@@ -143,8 +130,8 @@ class _Server:
     async def _rights(self) -> list[Finding]:
         """By what a script may see of them: nothing is run."""
         listens = _LISTENS.get(self._location.kind, ("subscribe", "unsubscribe", "publish"))
-        needed = {*_scripted(), *_BESIDES, *listens, *_WAITS[self._location.durability]}
-        found = await self._ask("EVAL", _LACKS, 1, self._prefix, *sorted(needed))
+        needed = {*commands(), *_BESIDES, *listens, *_WAITS[self._location.durability]}
+        found = await self._ask("EVAL", lacking(), 1, self._prefix, *sorted(needed))
         if found is None:
             return []
         lacks = [each.decode() for each in found]
@@ -306,14 +293,6 @@ async def _wake_ups(location: Location) -> Finding:
         "no wake-ups come through",
         "look whether something between drops them; workers find work by polling until then",
     )
-
-
-@functools.cache
-def _scripted() -> tuple[str, ...]:
-    """The commands that our scripts call."""
-    folder = files("perdure.stores.redis") / "lua"
-    texts = (each.read_text(encoding="utf-8") for each in folder.iterdir() if each.name.endswith(".lua"))
-    return tuple(sorted({command.lower() for text in texts for command in _CALL.findall(text)}))
 
 
 def _fields(info: bytes | None) -> Info:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from collections.abc import Sequence
 
 import hiredis
 
@@ -147,11 +148,27 @@ def _from_server(error: hiredis.ReplyError, location: Location, where: str) -> E
     return StoreError(f"{where} failed: {said}")
 
 
+def lacking_rights(commands: Sequence[str], location: Location) -> StoreError:
+    """The error for commands that a user may not run, in whatever script."""
+    advice = f"ACL SETUSER {location.user or 'default'} +{' +'.join(commands)}"
+    if "publish" in commands or "spublish" in commands:  # Or it may, but not on our channels.
+        advice += f" '&{_begin(location)}'"
+    return StoreError(
+        f"the store {location.name} does not permit to this user what is needed: it lacks the commands"
+        f" {', '.join(commands)}; {advice}"
+    )
+
+
+def _begin(location: Location) -> str:
+    """The pattern of our keys and channels."""
+    return f"{{{location.namespace}{':' if location.kind is Kind.CLUSTER else '}'}*"
+
+
 def missing_right(error: hiredis.ReplyError, location: Location) -> tuple[str, str]:
     """What a user lacks, by the words of the server, and what to do about it."""
     said = str(error)
     user = location.user or "default"
-    begin = f"{{{location.namespace}{':' if location.kind is Kind.CLUSTER else '}'}*"
+    begin = _begin(location)
     command = _COMMAND.search(said)
     if command is not None:
         return f"the command {command[1]}", f"ACL SETUSER {user} +{command[1]}"

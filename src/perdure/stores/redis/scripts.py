@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from importlib.resources import files
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from perdure.model import (
     poisoned,
 )
 
+_CALL = re.compile(r"\b(?:call|later)\(\s*'([A-Z]+)'")
 _CRASHES = 987654321
 """Stands for the number of crashes in the error of a run that is poison; the script puts the number in."""
 
@@ -69,12 +71,28 @@ def every() -> tuple[Script, ...]:
 
 
 @functools.cache
+def commands() -> tuple[str, ...]:
+    """The commands that our functions call."""
+    return tuple(sorted({name.lower() for each in every() for name in _CALL.findall(each.source)}))
+
+
+@functools.cache
+def lacking() -> str:
+    """The text of a script that answers which of the commands in its arguments the user may not run."""
+    return f"{_read('lacking')}return lacking(ARGV, KEYS[1] .. ':x')\n"
+
+
+@functools.cache
 def ready() -> Script:
-    """A function that is loaded behind all others: a server that knows it knows them all."""
-    known = f"perdure_ready_{_sha1(' '.join(each.call[1] for each in every()))[:16]}"
-    register = f"function_name = '{known}', flags = {{ 'allow-oom' }}, callback = function() return 1 end"
-    source = f"#!lua name={known}\nredis.register_function{{ {register} }}\n"
-    return Script("ready", source, ("FCALL", known), ("FUNCTION", "LOAD"))
+    """A function that is loaded behind all others: a server that knows it knows them all. It answers which of the
+    commands that they call the user may not run: one that is refused halfway leaves what it wrote."""
+    body = f"{_read('lacking')}local commands = {{ {', '.join(map(repr, commands()))} }}\n"
+    known = f"perdure_ready_{_sha1(body + ' '.join(each.call[1] for each in every()))[:16]}"
+    register = (
+        f"redis.register_function{{ function_name = '{known}', flags = {{ 'allow-oom' }},\n"
+        "callback = function(keys)\nreturn lacking(commands, keys[1] .. ':x')\nend }\n"
+    )
+    return Script("ready", f"#!lua name={known}\n{body}{register}", ("FCALL", known), ("FUNCTION", "LOAD"))
 
 
 def _header(text: str, name: str) -> list[str]:
