@@ -68,7 +68,7 @@ class Hand:
             or said.told
             or said.fires
             or said.watches
-            or said.owned
+            or said.owned is not None
             or said.repeated
             or said.draining
         ):

@@ -351,6 +351,11 @@ local function flush()
             call('PUBLISH', K.status, '')
         end
         if telling.ended and listeners[6] > 0 then
+            for _, ended in ipairs(ended_runs) do
+                if runs[ended.id] == false then -- It was removed as well: who waits for it is to find that out.
+                    ended.body, ended.long = nil, true
+                end
+            end
             call('PUBLISH', K.ended, pack({ v = 1, runs = ended_runs }))
         end
     end

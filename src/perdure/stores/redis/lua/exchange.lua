@@ -203,10 +203,14 @@ if known and args.owned and not args.repeated then
     for _, each in ipairs(args.owned) do
         has[each.token] = true
     end
+    local on_their_way = {}
+    for _, id in ipairs(call('HVALS', P .. 'pushed:' .. worker)) do
+        on_their_way[id] = true
+    end
     flush_set(P .. 'owned:' .. worker)
     for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
         local run = find(id)
-        if not has[run.s.token] then
+        if not has[run.s.token] and not on_their_way[id] then
             change(run).cut = nil
             move(run, 'queued')
             made_ready = true
