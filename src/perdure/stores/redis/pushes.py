@@ -105,10 +105,11 @@ class Hand:
         self._claims = []
 
     def _take(self, push: Push) -> bool:
+        if push.push not in self._got:
+            self._got.append(push.push)  # Also if it was told already: a server that took over has not heard of that.
         if push.push in self._known:
             return False
         self._known.append(push.push)
-        self._got.append(push.push)
         self._claims.append(claim_of(push.claim, self._worker, push.serial))
         return True
 
