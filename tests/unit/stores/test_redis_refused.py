@@ -66,7 +66,19 @@ async def test_a_password(server: RedisServer) -> None:
 async def test_a_user_that_lacks_commands(server: RedisServer) -> None:
     """Those that functions call are looked at before one runs: it would be refused halfway, and leave what it wrote."""
     url = with_login(server.url, "ann", "pw")
-    server.run("ACL", "SETUSER", "ann", "on", ">pw", "~{perdure}*", "&{perdure}*", "+hello", "+@read", "+@write")
+    server.run(
+        "ACL",
+        "SETUSER",
+        "ann",
+        "on",
+        ">pw",
+        "~{perdure}*",
+        "&{perdure}*",
+        "+hello",
+        "+@read",
+        "+@write",
+        "+pubsub|numsub",
+    )
     server.run("ACL", "SETUSER", "ann", "-fcall", "-function|load", "-zadd", "-hset")
     assert "it lacks the command fcall; ACL SETUSER ann +fcall (" in await refused(url)
     server.run("ACL", "SETUSER", "ann", "+fcall")

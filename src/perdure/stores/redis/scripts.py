@@ -22,7 +22,7 @@ from perdure.model import (
     poisoned,
 )
 
-_CALL = re.compile(r"\b(?:call|later)\(\s*'([A-Z]+)'")
+_CALL = re.compile(r"\b(?:call|later)\(\s*'([A-Z]+)'(?:, '([A-Z]+)')?")
 _CRASHES = 987654321
 """Stands for the number of crashes in the error of a run that is poison; the script puts the number in."""
 
@@ -73,7 +73,8 @@ def every() -> tuple[Script, ...]:
 @functools.cache
 def commands() -> tuple[str, ...]:
     """The commands that our functions call."""
-    return tuple(sorted({name.lower() for each in every() for name in _CALL.findall(each.source)}))
+    called = {"|".join(filter(None, words)) for each in every() for words in _CALL.findall(each.source)}
+    return tuple(sorted(map(str.lower, called)))
 
 
 @functools.cache
