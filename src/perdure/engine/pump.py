@@ -341,8 +341,8 @@ class Pump:
             self.hint()
 
     def _take(self, claims: list[Claim]) -> None:
-        """Begins what was claimed. A store may claim for a worker that waits before it hears that this one stops: that is
-        handed back, for others to begin."""
+        """Begins what was claimed. A store may claim for a worker that waits before it hears that this one stops:
+        that is handed back, for others to begin."""
         for claim in claims:
             self._last_queue = claim.queue
             if self.claiming:
