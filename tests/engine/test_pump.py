@@ -150,6 +150,16 @@ async def test_nothing_is_claimed_when_it_does_not_claim(bench: Bench) -> None:
     assert (await bench.store.number(2)).slots == 0
 
 
+async def test_what_was_claimed_for_a_worker_that_stops_is_handed_back(bench: Bench) -> None:
+    bench.pump.claiming = False
+    bench.answer(reply(claims=[claim(7)]))
+    bench.pump.hint()
+    await bench.pump.save(save(1))
+    said = await bench.store.number(3)
+    assert [(each.token, each.to) for each in said.settles] == [(7, To.RELEASE)]
+    assert bench.begun == []
+
+
 async def test_an_exchange_without_an_answer_is_repeated_under_its_serial(bench: Bench) -> None:
     bench.answer(StoreUnavailable("away"), StoreUnavailable("away"), reply(claims=[claim(7)]))
     future = bench.pump.save(save(1))

@@ -272,9 +272,10 @@ class Pump:
         no run is to blame, and what was said is kept until the store takes it."""
         self._serial += 1
         try:
-            await self._store.exchange(Exchange(self._worker, self._serial))
+            reply = await self._store.exchange(Exchange(self._worker, self._serial))
         except Exception:
             return False
+        self._take(reply.claims)
         return True
 
     async def _one_by_one(self, exchange: Exchange, futures: list[_Pending], error: Exception) -> None:
@@ -328,9 +329,7 @@ class Pump:
         for seen in reply.seen:
             if owner := self.owners.get(seen.token):
                 owner.saw(seen)
-        for claim in reply.claims:
-            self._last_queue = claim.queue
-            self._begin(claim)
+        self._take(reply.claims)
         # Of those that were not sent yet the store tells again.
         self._fires = self._firing.fires(reply.due, reply.now)
         if self._fires:
@@ -340,6 +339,16 @@ class Pump:
         self._set_alarm(reply.next_at)
         if reply.more:
             self.hint()
+
+    def _take(self, claims: list[Claim]) -> None:
+        """Begins what was claimed. A store may claim for a worker that waits before it hears that this one stops:
+        that is handed back, for others to begin."""
+        for claim in claims:
+            self._last_queue = claim.queue
+            if self.claiming:
+                self._begin(claim)
+            else:
+                self.settle(Settle(claim.ref, claim.token, To.RELEASE))
 
     def _set_alarm(self, at: Millis | None) -> None:
         if at == self._alarm_at and self._alarm is not None:

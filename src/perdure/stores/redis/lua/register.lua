@@ -4,8 +4,7 @@
 -- the one after the last. So no number comes again, though what the server knew of the last ones is gone: it was emptied,
 -- or a replica that had not heard of them took over.
 
-local number = math.max(now, next_number('worker'))
-numbers.worker = number
+local number = set_number('worker', math.max(now, last_number('worker') + 1))
 local worker = args
 worker.started_at = now
 call('HSET', K.workers, number, pack(worker))
