@@ -1,8 +1,10 @@
 -- uses: core holding starting
--- Begins an incarnation, with a lease from now, and ties it to the lanes that it serves. Answers its number.
+-- Begins an incarnation, with a lease from now, and ties it to the lanes that it serves. Answers its number, which in a
+-- cluster the first partition gives, and the others are told.
 
-local number = call('HINCRBY', K.n, 'worker', 1)
+local number = args.number or call('HINCRBY', K.n, 'worker', 1)
 local worker = args
+worker.number = nil
 worker.started_at = now
 call('HSET', K.workers, number, pack(worker))
 call('ZADD', K.lease, now + worker.lease, number)
