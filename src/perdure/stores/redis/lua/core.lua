@@ -228,27 +228,28 @@ local function take_numbers(name, many)
     return call('HINCRBY', K.n, name, many) - many
 end
 
-local NUMBERS_A_MILLISECOND = 100
+-- Numbers that follow the time, so that those of several partitions can be compared: a hundred in each millisecond since
+-- the year 2020. They have 14 digits at most until 2051, so as a text they are what they are as numbers.
+local in_time = {}
 
--- The time as a number: since the year 2020, so that it has 14 digits at most until 2051, and is a text as it is a number.
-local function time_number()
-    return (now - 1577836800000) * NUMBERS_A_MILLISECOND
+function in_time.now()
+    return (now - 1577836800000) * 100
 end
 
--- A number that can be compared with those of other partitions, where there are any: it follows the time.
-local function place_in_time(name)
+-- The next number of a name; where there is one partition it is one more.
+function in_time.next(name)
     if not spread then
         return next_number(name)
     end
-    return set_number(name, math.max(last_number(name) + 1, time_number()))
+    return set_number(name, math.max(last_number(name) + 1, in_time.now()))
 end
 
 -- Takes so many of these at once; returns the one before the first.
-local function take_places_in_time(name, many)
+function in_time.take(name, many)
     if not spread then
         return take_numbers(name, many)
     end
-    local first = place_in_time(name)
+    local first = in_time.next(name)
     set_number(name, first + many - 1)
     return first - 1
 end

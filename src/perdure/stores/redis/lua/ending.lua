@@ -88,7 +88,7 @@ local function finish(run, state, body, cause, number)
     s.cut = nil
     move(run, state)
     s.held, s.why, s.over, s.cause = nil, nil, nil, cause
-    s.done, s.finish = now, number or place_in_time('finish')
+    s.done, s.finish = now, number or in_time.next('finish')
     keep(run, 'o', body or false)
     if s.due then
         zrem(K.due, run.id)

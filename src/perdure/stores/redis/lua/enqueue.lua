@@ -5,11 +5,11 @@
 local answers, left = {}, false
 for i, start in ipairs(args.starts) do
     local run
-    answers[i] = misplaced(start)
+    answers[i] = places.misplaced(start)
     if not answers[i] then
         answers[i], run = begin(start)
     end
-    give_up_place(start)
+    places.give_up(start)
     left = left or not run or not push(run)
 end
 if made_ready and left then

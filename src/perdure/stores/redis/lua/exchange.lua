@@ -55,7 +55,7 @@ look(args.owned)
 if spread then
     local elsewhere = {}
     local function look_at_place(start)
-        local answer = misplaced(start)
+        local answer = places.misplaced(start)
         if answer then
             elsewhere[#elsewhere + 1] = { start.id, answer.place }
         end
@@ -176,7 +176,7 @@ for _, settle in ipairs(args.settles or {}) do
         end
     end
 end
-local finished = ends > 0 and take_places_in_time('finish', ends) or 0
+local finished = ends > 0 and in_time.take('finish', ends) or 0
 table.sort(settled, function(one, other)
     return one.seq < other.seq
 end)
@@ -372,12 +372,12 @@ end
 if spread then
     for _, save in ipairs(args.saves or {}) do
         if save.starts then
-            give_up_place(save.starts)
+            places.give_up(save.starts)
         end
     end
     for _, each in ipairs(args.fires or {}) do
         for _, start in ipairs(each.starts) do
-            give_up_place(start)
+            places.give_up(start)
         end
     end
 end

@@ -17,4 +17,4 @@ for i, places in ipairs(args.policies) do
     table.sort(first)
     found[i] = { total, first }
 end
-return pack({ time_number(), found })
+return pack({ in_time.now(), found })

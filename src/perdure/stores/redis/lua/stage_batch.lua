@@ -12,7 +12,7 @@ if batch then
         return refuse(kind, what)
     end
 end
-local misplaced_id, place = first_misplaced(args.starts)
+local misplaced_id, place = places.first_misplaced(args.starts)
 if misplaced_id then
     return refuse('misplaced', misplaced_id, place)
 end

@@ -119,7 +119,7 @@ end
 local function make(start, wait)
     local fact = facts(start.facts)
     know_lane(fact)
-    local seq = place_in_time('seq')
+    local seq = in_time.next('seq')
     local s_new = { seq = seq, made = now, size = #start.input, home = start.place }
     local run = { id = start.id, fact = fact, is_new = true, s = s_new }
     local s = change(run)
@@ -213,8 +213,10 @@ end
 
 -- PLACES. A run that is not at the home of its id bears its place, as the entry there says it.
 
+local places = {}
+
 -- Why a run that is not here can't be made here, as the answer to its start: it is elsewhere, or its place was given up.
-local function misplaced(start)
+function places.misplaced(start)
     if not spread or find(start.id) then
         return nil
     elseif not start.place then
@@ -228,9 +230,9 @@ local function misplaced(start)
 end
 
 -- The first of some starts that can't be made here, with its place.
-local function first_misplaced(starts)
+function places.first_misplaced(starts)
     for _, start in ipairs(starts) do
-        local answer = misplaced(start)
+        local answer = places.misplaced(start)
         if answer then
             return start.id, answer.place
         end
@@ -238,7 +240,7 @@ local function first_misplaced(starts)
 end
 
 -- Gives a place up where no run is: nothing can be made there any more, and the entry is removed in time.
-local function give_up_place(start)
+function places.give_up(start)
     if start.place and not find(start.id) then
         call('HSET', P .. 'gone', start.id, start.place)
     end
