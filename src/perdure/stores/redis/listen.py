@@ -43,8 +43,8 @@ async def subscribe(
     on_message: Callable[[bytes, int], None] | None = None,
 ) -> ChannelSubscription:
     """Begins to call `wake` in the running loop for each message, or `on_message` with it and the partition that it is
-    of, if given: then `wake` is called only when messages may have been lost. They count when this returns, if the server
-    is in reach."""
+    of, if given: then `wake` is called only when messages may have been lost. They count when this returns, if the
+    server is in reach."""
     key = (asyncio.get_running_loop(), location)
     for ended in [other for other in _ears if other[0].is_closed()]:
         del _ears[ended]

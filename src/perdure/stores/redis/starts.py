@@ -58,7 +58,7 @@ class Answer(Struct):
     same: bool
     group_limit: int | None = None
     place: str | None = None
-    """In a cluster, of one that was not made since it is not to be made here: what is to be looked at, "" for its home."""
+    """In a cluster, of one that was not made as it is not to be made here: what is to be looked at, "" for its home."""
 
 
 Answers = msgspec.msgpack.Decoder(list[int | Answer])
@@ -79,8 +79,8 @@ async def enqueue(db: Session, starts: Sequence[Start]) -> list[Started]:
 
 
 def ask(start: Start, *, parent: str = "", batch: str = "", place: str | None = None) -> Asked:
-    """A start as scripts take it; `parent` and `batch` are for one that names none, `place` is where it is to be made in
-    a cluster. Raises `InvalidInput` for a NUL."""
+    """A start as scripts take it; `parent` and `batch` are for one that names none, `place` is where it is to be made
+    in a cluster. Raises `InvalidInput` for a NUL."""
     unique = start.unique
     texts = [start.id, start.queue, start.workflow, start.version, start.group, start.session, start.batch or batch]
     texts += [unique.key if unique else "", *start.labels, *start.labels.values()]

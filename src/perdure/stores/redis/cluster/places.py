@@ -132,7 +132,7 @@ class Places:
         """Makes runs; in each partition in order."""
         targets = await self._targets(starts)
         done: dict[int, Started] = {}
-        left = [*range(len(starts))]
+        left: list[int] = [*range(len(starts))]
         while left:  # Of several of one id, each finds what the one before has made.
             turn = {starts[n].id: n for n in reversed(left)}
             placing = Placing(self, [(starts[n], targets[n]) for n in sorted(turn.values())])
@@ -201,7 +201,7 @@ class Placing:
     async def begin(self) -> None:
         """Makes the entries of those that are not to be made at the homes of their ids."""
         away = [(run_id, to, None) for run_id, (_, to) in self._starts.items() if to != self._home(run_id)]
-        self._at = {run_id: "" for run_id in self._starts} | (await self._places.claim(away) if away else {})
+        self._at = dict.fromkeys(self._starts, "") | (await self._places.claim(away) if away else {})
 
     async def follow(self, misplaced: Iterable[tuple[str, str]]) -> None:
         """Takes note of runs that are not where they were thought to be, as scripts say it."""

@@ -1,4 +1,4 @@
-"""What a worker knows of the partitions between its exchanges: which of them have something for it, and whose turn it is.
+"""What a worker knows of the partitions between its exchanges: which may have something for it, and whose turn it is.
 
 A wake-up tells of which partition it is. Those are asked first, with those that had more to give. The others are asked
 from time to time as well, since wake-ups may be lost: all of them, if nobody listens.

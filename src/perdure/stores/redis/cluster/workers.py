@@ -29,8 +29,8 @@ async def register(parts: Parts, registration: Registration) -> int:
 async def take_back(parts: Parts, name: str | None = None) -> int:
     """Takes back the runs of incarnations that have died, or of those with a name; returns how many.
 
-    The first partition says which have died. Where it has forgotten one that others know yet, since whoever took it back
-    came no further, its lease there ends as well. Which runs are blamed is decided for all partitions together.
+    The first partition says which have died. Where it has forgotten one that others know yet, since whoever took it
+    back came no further, its lease there ends as well. Which runs are blamed is decided for all partitions together.
     """
 
     async def leases(session: Session) -> tuple[list[int], list[int]]:
