@@ -69,6 +69,7 @@ class Exchanger:
         self._parts = places.parts
         self._wakes = wakes
         self._rounds: dict[int, Rounds] = {}
+        self._is_one = len(self._parts.sessions) == 1
 
     def begin(self, number: int, registration: Registration) -> None:
         """An incarnation begins."""
@@ -88,7 +89,7 @@ class Exchanger:
         else:
             rounds.last = {}
         if said.slots or not said.repeated:
-            for turn in range(said.repeated, _TURNS):
+            for turn in range(said.repeated, 1 + said.repeated if self._is_one else _TURNS):
                 taken = sum(len(each.exchanged.claims) for _, each in heard) + rounds.reserved()
                 slots = max(0, min(said.slots, CLAIM_LIMIT) - taken)
                 left = CLAIM_BYTES - sum(each.reply.bytes for _, each in heard)
@@ -234,7 +235,7 @@ class Exchanger:
                     says.get(partition, silent),
                     serial=self._serial(said.serial, partition),
                     slots=share.get(partition, 0),
-                    after=rounds.parts[partition].after,
+                    after=said.after if self._is_one else rounds.parts[partition].after,
                 ),
                 plan,
                 rooms=rooms.get(partition, 0),
@@ -358,8 +359,7 @@ class Exchanger:
         return asked
 
     async def _rejoin(self, rounds: Rounds, session: Session, number: int) -> bool:
-        """Has a partition know an incarnation again that it took for dead, since it was out of reach for longer than the
-        lease, while the first one, which counts, knows it."""
+        """Has a partition know an incarnation again that has lost it, if the first one, which counts, knows it."""
         if rounds.registration is None or not await self.is_known(number, rounds.registration.lease):
             return False
         await worker.register(session, rounds.registration, number)
@@ -377,6 +377,7 @@ class Exchanger:
         self, rounds: Rounds, said: Exchange, plan: _Plan, heard: Sequence[tuple[int, _Heard]]
     ) -> Exchanged:
         now = max((each.exchanged.now for _, each in heard), default=rounds.now())
+        latest = dict(heard).values()
         claims: list[tuple[Claim, list[tuple[str, str]]]] = []
         for partition, each in heard:
             for claim, raw in zip(each.exchanged.claims, each.reply.claims, strict=True):
@@ -401,11 +402,11 @@ class Exchanger:
             now=now,
             claims=[claim for claim, _ in claims],
             refused=refused,
-            cancelled=_all(each.exchanged.cancelled for _, each in heard),
+            cancelled=_all(each.exchanged.cancelled for each in latest),
             seen=[*_all(each.exchanged.seen for _, each in heard), *seen],
             next_at=next_at,
             more=rounds.more,
-            due=_all(each.exchanged.due for _, each in heard),
+            due=_all(each.exchanged.due for each in latest),
             gone=any(each.exchanged.gone for _, each in heard),
             existed=[*_all(each.exchanged.existed for _, each in heard), *plan.existed],
         )

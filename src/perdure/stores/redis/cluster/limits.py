@@ -1,8 +1,8 @@
 """Limits, rates and pauses over partitions: the first one keeps them, with their revisions, and the others adopt them.
 
-A group lies in one partition, and what is set for it holds there. Of what is set for a queue, a workflow or the namespace
-each partition has its part: of a limit that is rounded up, so that at most one run less than there are partitions goes
-beyond it; a rate runs out that much slower.
+A group lies in one partition, and what is set for it holds there. Of what is set for a queue, a workflow or the
+namespace each partition has its part: of a limit that is rounded up, so that at most one run less than there are
+partitions goes beyond it; a rate runs out that much slower.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 home: its place, which is the partition and a number that is never used again.
 
 The entry is made before the run, if there is none, so one id is one run, whatever groups its starts name. Whoever finds
-no run at a place (its start died in between, or it was pruned since) gives the place up there, in the partition, so that
-no late start makes a run in it; then the entry can be replaced, and what is given up is cleared away by and by.
+no run at a place (its start died in between, or it was pruned since) gives the place up there, in the partition, so
+that no late start makes a run in it; then the entry can be replaced, and what is given up is cleared away by and by.
 """
 
 from __future__ import annotations
