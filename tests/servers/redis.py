@@ -425,6 +425,21 @@ def redis_url(of: str) -> str:
     return redis().namespace()
 
 
+@functools.cache
+def shared_cluster() -> Cluster:
+    """The cluster that tests share."""
+    made = cluster(settings=_KEPT)
+    atexit.register(made.remove)
+    made.start()
+    return made
+
+
+@functools.cache
+def cluster_url(of: str, partitions: int = 1) -> str:
+    """The URL of an empty namespace on the shared cluster; the same one for the same `of`."""
+    return f"{shared_cluster().url}?partitions={partitions}&namespace=test-{secrets.token_hex(4)}-{next(_numbers)}"
+
+
 def _port() -> int:
     """A free port that no other server of this process was given: they may not have begun to listen."""
     while (port := free_port()) in _ports:

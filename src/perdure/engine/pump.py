@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 from perdure.backoff import pauses
 from perdure.clock import Alarm, Clock
 from perdure.engine.firing import Firing
-from perdure.errors import PerdureError, StoreUnavailable, id_conflict
+from perdure.errors import InvalidInput, PerdureError, StoreUnavailable, id_conflict
 from perdure.failures import encode_failure
 from perdure.model import Fire, Millis
 from perdure.stores.base import (
@@ -315,7 +315,7 @@ class Pump:
             if reply.gone or save.token in refused:
                 future.cancel()
             elif child is not None and not child.same:
-                _fail(future, id_conflict(child.id, "this start"))
+                _fail(future, InvalidInput(child.refused) if child.refused else id_conflict(child.id, "this start"))
             elif not future.done():
                 future.set_result(child)
         for settle in exchange.settles:

@@ -29,9 +29,9 @@ def open_store(url: str, *, now: Callable[[], Millis] | None = None) -> Store:
 
         return PostgresStore(parse_url(url), now=now)
     if separator and scheme.partition("+")[0] in _REDIS:
-        from perdure.stores.redis import RedisStore, parse_url
+        from perdure.stores.redis import open_redis
 
-        return RedisStore(parse_url(url), now=now)
+        return open_redis(url, now=now)
     if not separator:
         raise StoreUrlError(
             f"{url!r} is not a store URL; write 'sqlite:///name.db', 'postgresql://host/name' or 'redis://host'"

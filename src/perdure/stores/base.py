@@ -244,6 +244,8 @@ class Existed(Struct):
     key: str
     id: str
     same: bool
+    refused: str = ""
+    """Why it can't be made, where that is: `same` is False then."""
 
 
 class Exchanged(Struct):

@@ -81,7 +81,11 @@ def test_a_lease_is_renewed_in_all_partitions() -> None:
             cluster.owner(prefix).run("SET", prefix + b":lease:7", 0)
         keeper = LeaseKeeper(location, 40_000, RENEW, lambda: (7, 40_000))
         assert keeper.renew()
-        prefix = location.prefixes[2]
-        cluster.owner(prefix).run("DEL", prefix + b":lease:7")
+        for prefix in location.prefixes:
+            assert cluster.owner(prefix).run("GET", prefix + b":lease:7") != b"0"
+        first, _, another, _ = location.prefixes
+        cluster.owner(another).run("DEL", another + b":lease:7")
+        assert keeper.renew()
+        cluster.owner(first).run("DEL", first + b":lease:7")
         assert not keeper.renew()
         keeper.close()

@@ -44,10 +44,12 @@ class Ear:
     def __init__(self) -> None:
         self.woken = asyncio.Event()
         self.messages: list[bytes] = []
+        self.partitions: list[int] = []
         self.told = asyncio.Event()
 
-    def hear(self, payload: bytes) -> None:
+    def hear(self, payload: bytes, partition: int) -> None:
         self.messages.append(payload)
+        self.partitions.append(partition)
         self.told.set()
 
     async def wakes(self) -> None:

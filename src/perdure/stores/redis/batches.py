@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,36 +12,48 @@ from perdure.errors import InvalidInput, PerdureError, batch_conflict, id_confli
 from perdure.model import MOST_LABELS, BatchRecord, Start, Started
 from perdure.stores.redis.control import explain
 from perdure.stores.redis.session import Refused, Session, encode
-from perdure.stores.redis.starts import Answer, answers, ask
+from perdure.stores.redis.starts import Answer, Asked, answers, ask
 
 _PART = 200
 """The most runs of a batch that one script makes, if it can: it bounds how long a server is kept busy."""
 
 _Answers = list[int | Answer]
+_NOWHERE: dict[str, str] = {}
 
 
-async def open_batch(db: Session, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+async def open_batch(
+    db: Session, batch: str, starts: Sequence[Start], callback: Start | None, places: Mapping[str, str] = _NOWHERE
+) -> list[Started]:
     """Makes all runs of a batch and its callback, which waits for them. One that is there is left as it is; raises
-    `IdConflict`, and makes nothing, if it is another one.
+    `IdConflict`, and makes nothing, if it is another one. `places` are those of runs that are not at the homes of their
+    ids, by id; raises `Refused` for one that has to be looked at.
 
     A long batch is made in parts: its runs wait until the last one is there, and leave if that never comes. One with
     unique keys is made at once, however long it is: what it does to runs that have the keys can't be taken back.
     """
     try:
         if len(starts) > _PART and not any(start.unique for start in starts):
-            return await _open_in_parts(db, batch, starts, callback)
-        asked: dict[str, Any] = {"batch": batch, "starts": [ask(replace(start, batch=batch)) for start in starts]}
+            return await _open_in_parts(db, batch, starts, callback, places)
+        asked: dict[str, Any] = {"batch": batch, "starts": _ask_all(batch, starts, places)}
         if callback is not None:
-            asked["callback"] = ask(callback)
+            asked["callback"] = ask(callback, place=places.get(callback.id))
         return answers(starts, msgspec.convert(await db.call("open_batch", asked, durable=True), _Answers))
     except Refused as refused:
+        if refused.kind == "misplaced":
+            raise
         raise _explain(refused, batch, len(starts)) from None
 
 
-async def _open_in_parts(db: Session, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+def _ask_all(batch: str, starts: Sequence[Start], places: Mapping[str, str]) -> list[Asked]:
+    return [ask(replace(start, batch=batch), place=places.get(start.id)) for start in starts]
+
+
+async def _open_in_parts(
+    db: Session, batch: str, starts: Sequence[Start], callback: Start | None, places: Mapping[str, str]
+) -> list[Started]:
     while True:
         try:
-            return await _stage(db, batch, starts, callback)
+            return await _stage(db, batch, starts, callback, places)
         except Refused as refused:
             if refused.kind not in ("conflict", "dropped"):
                 raise
@@ -52,16 +64,20 @@ async def _open_in_parts(db: Session, batch: str, starts: Sequence[Start], callb
                 raise
 
 
-async def _stage(db: Session, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
+async def _stage(
+    db: Session, batch: str, starts: Sequence[Start], callback: Start | None, places: Mapping[str, str]
+) -> list[Started]:
     asked: dict[str, Any] = {"batch": batch, "items": len(starts)}
     if callback is not None:
         asked["callback"] = callback.id
     # What can't be encoded is found before anything is made.
     packed = {
-        first: msgspec.Raw(encode([ask(replace(start, batch=batch)) for start in starts[first : first + _PART]]))
+        first: msgspec.Raw(encode(_ask_all(batch, starts[first : first + _PART], places)))
         for first in range(0, len(starts), _PART)
     }
-    opened = {"batch": batch} if callback is None else {"batch": batch, "callback": msgspec.Raw(encode(ask(callback)))}
+    opened: dict[str, Any] = {"batch": batch}
+    if callback is not None:
+        opened["callback"] = msgspec.Raw(encode(ask(callback, place=places.get(callback.id))))
     started: list[Started] = []
     for first, part in packed.items():
         asked.update(first=first, starts=part)

@@ -54,6 +54,8 @@ class ShownClaim(Struct):
     session: str = ""
     version: str = ""
     labels: dict[str, str] = {}
+    away: list[tuple[str, str]] = []
+    """Key and run of its waits for runs of other partitions."""
 
 
 def claim_of(claim: ShownClaim, worker: int, serial: int) -> Claim:

@@ -40,7 +40,9 @@ class _Existed(Struct):
     same: bool
 
 
-class _Reply(Struct):
+class Reply(Struct):
+    """What the script answers."""
+
     now: Millis
     refused: list[str] = []
     existed: list[_Existed] = []
@@ -52,33 +54,44 @@ class _Reply(Struct):
     next_at: Millis | None = None
     more: bool = False
     pushes: list[Push] = []
+    misplaced: list[tuple[str, str]] = []
+    """In a cluster: nothing was done, since these runs are not to be made here; with the places to be looked at."""
+    mail: list[tuple[int, str, str]] = []
+    """In a cluster: partition and id of a run that waits for one which is over, and the id of that."""
+    bytes: int = 0
+    """In a cluster: how many the claims bring."""
+    sessions: int = 0
+    """In a cluster: how many the worker owns here."""
+    wants: bool = False
+    """In a cluster: whether runs are ready of sessions that nobody owns."""
 
 
-_Replies = msgspec.msgpack.Decoder(_Reply)
+Replies = msgspec.msgpack.Decoder(Reply)
 
 
 async def exchange(db: Session, hands: Hands, said: Exchange) -> Exchanged:
     """One call per wake of a worker; none where what was pushed to it is all that it can be told."""
     hand = await hands.hand(said.worker)
     if hand is None:
-        return _read(said, await _call(db, said, _asked(said)))
+        return told_by(said, await _call(db, said, asked_of(said)))
     answer = hand.answer(said, db.own_time())
     if answer is not None:
         return answer
-    asked = _asked(said)
+    asked = asked_of(said)
     told = hand.ask(asked)
     found = await _call(db, said, asked)
-    reply = _read(said, found)
+    reply = told_by(said, found)
     hand.heard(told, reply, found.pushes)
     return reply
 
 
-async def _call(db: Session, said: Exchange, asked: dict[str, Any]) -> _Reply:
+async def _call(db: Session, said: Exchange, asked: dict[str, Any]) -> Reply:
     durable = bool(said.saves or said.settles or said.fires)
-    return await db.call("exchange", asked, durable=durable, reads=_Replies)
+    return await db.call("exchange", asked, durable=durable, reads=Replies)
 
 
-def _read(said: Exchange, reply: _Reply) -> Exchanged:
+def told_by(said: Exchange, reply: Reply) -> Exchanged:
+    """The reply to an exchange."""
     return Exchanged(
         now=reply.now,
         claims=[claim_of(each, said.worker, said.serial) for each in reply.claims],
@@ -96,7 +109,8 @@ def _read(said: Exchange, reply: _Reply) -> Exchanged:
     )
 
 
-def _asked(said: Exchange) -> dict[str, Any]:
+def asked_of(said: Exchange) -> dict[str, Any]:
+    """An exchange as the script takes it."""
     asked: dict[str, Any] = {
         "worker": said.worker,
         "serial": said.serial,

@@ -23,6 +23,7 @@ class LeaseKeeper:
     """Renews on a connection that it opens at the first renewal and again after an error.
 
     `script` is called with `arguments()`, on each of the partitions, and returns 1, or 0 when the incarnation is gone.
+    What the first partition says of that holds for all: the others are renewed as far as they are in reach.
     """
 
     def __init__(
@@ -44,12 +45,19 @@ class LeaseKeeper:
 
     async def _renew(self) -> bool:
         arguments = self._arguments()
-        partitions = range(len(self._redis.prefixes))
+        others = [
+            asyncio.ensure_future(self._redis.call(self._script, *arguments, partition=partition))
+            for partition in range(1, len(self._redis.prefixes))
+        ]
         try:
             async with asyncio.timeout(self._patience):
-                replies = await asyncio.gather(
-                    *(self._redis.call(self._script, *arguments, partition=partition) for partition in partitions)
-                )
+                reply = await self._redis.call(self._script, *arguments)
+                if others:
+                    await asyncio.wait(others, timeout=self._patience / 2)
         except TimeoutError as error:
             raise translate(error, self._location) from error
-        return all(replies)
+        finally:
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+        return bool(reply)

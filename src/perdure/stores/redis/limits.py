@@ -22,7 +22,9 @@ class _Limits(Struct, frozen=True):
         return limits_of(self.running, self.count, self.period, self.burst)
 
 
-class _Scope(_Limits, frozen=True, kw_only=True):
+class Row(_Limits, frozen=True, kw_only=True):
+    """What holds for a scope, as scripts tell of it."""
+
     kind: ScopeKind
     name: str
     paused: bool
@@ -45,28 +47,28 @@ class _Revision(Struct):
     new: _Limits = _Limits()
 
 
-_Scopes = msgspec.msgpack.Decoder(list[_Scope])
+Rows = msgspec.msgpack.Decoder(list[Row])
 _Revisions = msgspec.msgpack.Decoder(list[_Revision])
 
 
 async def set_limits(db: Session, scope: Scope, limits: Limits, who: str, *, declared: bool) -> LimitRecord:
     """Sets what holds for a scope from now on, as a revision if it differs; returns what holds."""
     check_scope(scope, limits)
-    asked = {**_named(scope, who), "limits": _asked(limits), "declared": declared}
-    return _one(scope, await db.call("set_limits", asked, durable=True, reads=_Scopes))
+    asked = {**_named(scope, who, db), "limits": _asked(limits), "declared": declared}
+    return one(scope, await db.call("set_limits", asked, durable=True, reads=Rows))
 
 
 async def pause(db: Session, scope: Scope, who: str, *, paused: bool) -> LimitRecord:
     """Keeps runs of a scope from beginning, or lets them again, as a revision if it differs; returns what holds."""
     check_scope(scope, Limits())
-    asked = {**_named(scope, who), "paused": paused}
-    return _one(scope, await db.call("pause", asked, durable=True, reads=_Scopes))
+    asked = {**_named(scope, who, db), "paused": paused}
+    return one(scope, await db.call("pause", asked, durable=True, reads=Rows))
 
 
 async def limits(db: Session) -> list[LimitRecord]:
     """What is stored for scopes, with how much of it is used."""
-    found = await db.call("limits", reads=_Scopes)
-    return [_record(row) for row in sorted(found, key=lambda row: (row.kind, row.name))]
+    found = await db.call("limits", reads=Rows)
+    return [record(row) for row in sorted(found, key=lambda row: (row.kind, row.name))]
 
 
 async def revisions(db: Session, scope: Scope | None, limit: int) -> list[Revision]:
@@ -89,8 +91,14 @@ async def revisions(db: Session, scope: Scope | None, limit: int) -> list[Revisi
     ]
 
 
-def _named(scope: Scope, who: str) -> dict[str, Any]:
-    return {"kind": scope.kind, "name": scope.name, "who": who}
+def _named(scope: Scope, who: str, db: Session) -> dict[str, Any]:
+    return {"kind": scope.kind, "name": scope.name, "who": who, **parts_of(db)}
+
+
+def parts_of(db: Session) -> dict[str, int]:
+    """Over how many partitions a limit is divided."""
+    partitions = len(db.redis.prefixes)
+    return {"partitions": partitions} if partitions > 1 else {}
 
 
 def _asked(limits: Limits) -> dict[str, int]:
@@ -100,7 +108,8 @@ def _asked(limits: Limits) -> dict[str, int]:
     return asked
 
 
-def _record(row: _Scope) -> LimitRecord:
+def record(row: Row) -> LimitRecord:
+    """A row as clients see it."""
     return LimitRecord(
         scope=Scope(row.kind, row.name),
         limits=row.read(),
@@ -113,7 +122,8 @@ def _record(row: _Scope) -> LimitRecord:
     )
 
 
-def _one(scope: Scope, rows: list[_Scope]) -> LimitRecord:
+def one(scope: Scope, rows: list[Row]) -> LimitRecord:
+    """What holds for a scope, be it nothing."""
     if not rows:
         return LimitRecord(scope=scope, limits=Limits(), paused=False, revision=0, who="", at=0)
-    return _record(rows[0])
+    return record(rows[0])

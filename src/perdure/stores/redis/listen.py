@@ -40,10 +40,11 @@ async def subscribe(
     location: Location,
     topic: str,
     wake: Callable[[], None],
-    on_message: Callable[[bytes], None] | None = None,
+    on_message: Callable[[bytes, int], None] | None = None,
 ) -> ChannelSubscription:
-    """Begins to call `wake` in the running loop for each message, or `on_message` with it, if given: then `wake` is
-    called only when messages may have been lost. They count when this returns, if the server is in reach."""
+    """Begins to call `wake` in the running loop for each message, or `on_message` with it and the partition that it is
+    of, if given: then `wake` is called only when messages may have been lost. They count when this returns, if the
+    server is in reach."""
     key = (asyncio.get_running_loop(), location)
     for ended in [other for other in _ears if other[0].is_closed()]:
         del _ears[ended]
@@ -92,7 +93,7 @@ class ChannelSubscription:
         self,
         topic: str,
         wake: Callable[[], None],
-        on_message: Callable[[bytes], None] | None,
+        on_message: Callable[[bytes, int], None] | None,
         key: tuple[asyncio.AbstractEventLoop, Location],
     ) -> None:
         self.topic = topic
@@ -120,8 +121,8 @@ class _Ear:
         self.subscriptions: set[ChannelSubscription] = set()
         self._location = location
         self._kind = _kind(location)
-        self._topics: dict[bytes, str] = {}
-        """By channel."""
+        self._channels: dict[bytes, tuple[str, int]] = {}
+        """Topic and partition, by channel."""
         self._heard: set[str] = set()
         self._connections: dict[Connection, list[bytes]] = {}
         """Those that listen, and the prefixes of the partitions that each one is for."""
@@ -202,7 +203,8 @@ class _Ear:
             if topic not in self._heard:
                 for connection, prefixes in [*self._connections.items()]:
                     for prefix in prefixes:
-                        self._topics[channel(prefix, topic)] = topic
+                        partition = self._location.prefixes.index(prefix)
+                        self._channels[channel(prefix, topic)] = topic, partition
                         await connection.run(f"{self._kind}SUBSCRIBE", channel(prefix, topic))
                 self._heard.add(topic)
 
@@ -229,9 +231,10 @@ class _Ear:
 
     def _pushed(self, message: Sequence[Any]) -> None:
         """What a server sends: the kind of it, the channel, and the payload or a number."""
-        topic = self._topics.get(message[1])
-        if topic is None:
+        of = self._channels.get(message[1])
+        if of is None:
             return
+        topic, partition = of
         if message[0] == b"sunsubscribe":
             if topic in self._heard:  # Which nobody asked for: the node does not have the partition any more.
                 self._moved.set()
@@ -244,7 +247,7 @@ class _Ear:
             if subscription.on_message is None:
                 subscription.wake()
             else:
-                subscription.on_message(message[2])
+                subscription.on_message(message[2], partition)
 
 
 def _kind(location: Location) -> str:

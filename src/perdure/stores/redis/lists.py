@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -81,6 +81,11 @@ async def retry_many(db: Session, query: RunQuery, *, dry_run: bool) -> list[str
     if not states:
         return []
     ids = [run_id async for page in _walk(db, replace(query, states=states), ids=True) for run_id in page.ids]
+    return await retry_all(db, ids, dry_run=dry_run)
+
+
+async def retry_all(db: Session, ids: Sequence[str], *, dry_run: bool) -> list[str]:
+    """Queues those of some runs once more that can be; returns their ids, in the same order."""
     done: list[str] = []
     claimed: list[str] = []
     for first in range(0, len(ids), _RETRIED):

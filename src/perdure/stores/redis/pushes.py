@@ -142,7 +142,10 @@ class Hands:
         if hand is None:
             hand = self._hands[worker] = Hand(worker, lambda: self._wake(loop))
             hand.subscription = await subscribe(
-                self._location, f"push:{worker}", lambda: self._wake(loop), on_message=hand.receive
+                self._location,
+                f"push:{worker}",
+                lambda: self._wake(loop),
+                on_message=lambda message, _: hand.receive(message),
             )
         return hand
 

@@ -16,7 +16,9 @@ _LANES = 32
 """Of how many lanes one call counts what has ended."""
 
 
-class _Found(Struct):
+class Found(Struct):
+    """What scripts say of lanes."""
+
     now: Millis
     rows: list[Row] = []
     lanes: list[str] = []
@@ -24,15 +26,21 @@ class _Found(Struct):
     running: list[tuple[str, str, int]] = []
 
 
-_founds = msgspec.msgpack.Decoder(_Found)
+_founds = msgspec.msgpack.Decoder(Found)
 _rows = msgspec.msgpack.Decoder(list[Row])
 
 
 async def report(db: Session) -> list[QueueReport]:
     """What is in each queue that was ever used, or for which something is set, by name."""
+    found = await look(db)
+    records = await limits.limits(db)
+    return compose(found.rows, records, left_of(found.budgets, found.running), found.now)
+
+
+async def look(db: Session) -> Found:
+    """What is in each lane just now, and what has ended lately."""
     found = await db.call("queues", reads=_founds)
     for first in range(0, len(found.lanes), _LANES):
         asked = {"lanes": found.lanes[first : first + _LANES], "since": found.now - LATELY}
         found.rows += await db.call("lately", asked, reads=_rows)
-    records = await limits.limits(db)
-    return compose(found.rows, records, left_of(found.budgets, found.running), found.now)
+    return found

@@ -65,7 +65,9 @@ class Results:
 
         heard.listeners += 1
         try:
-            subscription = await subscribe(self._location, "ended", lost, on_message=receive)
+            subscription = await subscribe(
+                self._location, "ended", lost, on_message=lambda message, _: receive(message)
+            )
         except BaseException:
             self._close(loop)
             raise

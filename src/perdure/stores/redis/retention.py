@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,9 @@ _ROWS = 2000
 _ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 
 
+_NOT_COUNTED: dict[Retention, int] = {}
+
+
 class _Pruned(Struct):
     removed: int
     more: bool
@@ -32,19 +35,21 @@ _Lanes = msgspec.msgpack.Decoder(list[tuple[str, str]])
 _Cursors = msgspec.msgpack.Decoder(tuple[str, bool])
 
 
-async def prune(db: Session, policies: Sequence[Retention], limit: int) -> int:
+async def prune(
+    db: Session, policies: Sequence[Retention], limit: int, last: Mapping[Retention, int] = _NOT_COUNTED
+) -> int:
     """Removes runs that policies let go, oldest end first, but for those whose parent or batch lives; returns how many.
+    `last` says, where others have counted, in a cluster: the last in the order of finishing that is beyond the count of
+    a policy.
 
     A call takes up so many of them; what policies say is looked at anew in each.
     """
     await _let_go(db)
-    places: dict[Retention, list[tuple[str, State]]] = defaultdict(list)
-    for lane, workflow in await db.call("lanes", reads=_Lanes):
-        for state in _ENDED:
-            policy = choose(policies, workflow, state)
-            if policy is not None:
-                places[policy].append((lane, state))
-    asked: dict[str, Any] = {"policies": [_policy(policy, found) for policy, found in places.items()], "rows": _ROWS}
+    places = await places_of(db, policies)
+    asked: dict[str, Any] = {
+        "policies": [_policy(policy, found, last.get(policy)) for policy, found in places.items()],
+        "rows": _ROWS,
+    }
     empty = choose(policies, "", State.SUCCEEDED)
     if empty is not None and empty.age is not None:
         asked["empty"] = empty.age
@@ -57,8 +62,21 @@ async def prune(db: Session, policies: Sequence[Retention], limit: int) -> int:
     return removed
 
 
-def _policy(policy: Retention, places: list[tuple[str, State]]) -> dict[str, Any]:
+async def places_of(db: Session, policies: Sequence[Retention]) -> dict[Retention, list[tuple[str, State]]]:
+    """Lanes and outcomes for which each policy holds."""
+    places: dict[Retention, list[tuple[str, State]]] = defaultdict(list)
+    for lane, workflow in await db.call("lanes", reads=_Lanes):
+        for state in _ENDED:
+            policy = choose(policies, workflow, state)
+            if policy is not None:
+                places[policy].append((lane, state))
+    return places
+
+
+def _policy(policy: Retention, places: list[tuple[str, State]], last: int | None) -> dict[str, Any]:
     asked: dict[str, Any] = {"places": places}
+    if last is not None:
+        asked["last"] = last
     if policy.age is not None:
         asked["age"] = policy.age
     if policy.count is not None:

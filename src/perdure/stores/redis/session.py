@@ -31,11 +31,13 @@ class Refused(Exception):
 
 
 class Session:
-    """The scripts of one namespace, by the server's clock or another one."""
+    """The scripts of one namespace, or of one partition of it, by the server's clock or another one."""
 
-    def __init__(self, redis: Redis, now: Callable[[], Millis] | None) -> None:
+    def __init__(self, redis: Redis, now: Callable[[], Millis] | None, partition: int | None = None) -> None:
         self.redis = redis
+        self.partition = partition or 0
         self._now = now
+        self._more = () if partition is None else ("spread",)
 
     def clock(self) -> str:
         """The time by which a script goes; empty for that of the server."""
@@ -61,7 +63,9 @@ class Session:
     ) -> Any:
         """Runs a script; `durable` for those that write what must not be lost. Raises `Refused`."""
         packed = encode({} if args is None else args)
-        reply = await self.redis.call(load(name), self.clock(), packed, durable=durable)
+        reply = await self.redis.call(
+            load(name), self.clock(), packed, *self._more, partition=self.partition, durable=durable
+        )
         if reads is not None:
             return reads.decode(reply)
         found: Any = msgspec.msgpack.decode(reply)

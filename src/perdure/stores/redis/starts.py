@@ -44,6 +44,10 @@ class Asked(Struct, omit_defaults=True):
     timeout: Millis | None = None
     unique: dict[str, Any] | None = None
     labels: dict[str, str] | None = None
+    place: str | None = None
+    """In a cluster: what the entry at the home of its id says, unless its run is made at that home."""
+    only: bool = False
+    """In a cluster: it is to be looked for, and not to be made."""
 
 
 class Answer(Struct):
@@ -53,6 +57,8 @@ class Answer(Struct):
     existed: bool
     same: bool
     group_limit: int | None = None
+    place: str | None = None
+    """In a cluster, of one that was not made as it is not to be made here: what is to be looked at, "" for its home."""
 
 
 Answers = msgspec.msgpack.Decoder(list[int | Answer])
@@ -72,8 +78,9 @@ async def enqueue(db: Session, starts: Sequence[Start]) -> list[Started]:
     return made
 
 
-def ask(start: Start, *, parent: str = "", batch: str = "") -> Asked:
-    """A start as scripts take it; `parent` and `batch` are for one that names none. Raises `InvalidInput` for a NUL."""
+def ask(start: Start, *, parent: str = "", batch: str = "", place: str | None = None) -> Asked:
+    """A start as scripts take it; `parent` and `batch` are for one that names none, `place` is where it is to be made
+    in a cluster. Raises `InvalidInput` for a NUL."""
     unique = start.unique
     texts = [start.id, start.queue, start.workflow, start.version, start.group, start.session, start.batch or batch]
     texts += [unique.key if unique else "", *start.labels, *start.labels.values()]
@@ -103,6 +110,7 @@ def ask(start: Start, *, parent: str = "", batch: str = "") -> Asked:
         start.timeout,
         {"on": unique.on_conflict, "period": unique.period} if unique else None,
         start.labels or None,
+        place,
     )
 
 

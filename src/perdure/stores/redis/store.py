@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from perdure.errors import SchemaTooNew
 from perdure.model import (
     Arrived,
     BatchRecord,
@@ -45,6 +42,7 @@ from perdure.stores.redis import (
     batches,
     control,
     doctor,
+    formats,
     listen,
     lists,
     queues,
@@ -65,11 +63,6 @@ from perdure.stores.redis.results import Results
 from perdure.stores.redis.scripts import load
 from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.url import Location
-
-FORMAT = 1
-"""Of the keys and what is in them: code that can't share a namespace with older code counts it up."""
-
-_Number = msgspec.msgpack.Decoder(int)
 
 
 class RedisStore:
@@ -95,13 +88,11 @@ class RedisStore:
         """Connects, has the servers know the functions, and refuses those that can't be the store, and a namespace that
         newer code keeps in another way."""
         await self._redis.open()
-        found = await self._db.call("format", {"format": FORMAT}, reads=_Number)
-        if found > FORMAT:
+        try:
+            await formats.check(self._db, self._location.name)
+        except BaseException:
             await self._redis.close()
-            raise SchemaTooNew(
-                f"the store {self._location.name} has format {found}, made by a newer Perdure; this one knows {FORMAT}:"
-                " upgrade it, or name another namespace"
-            )
+            raise
 
     async def close(self) -> None:
         await self._redis.close()

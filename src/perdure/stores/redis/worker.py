@@ -10,19 +10,23 @@ from perdure.stores.redis.batches import tidy
 from perdure.stores.redis.session import Session
 
 
-class _Taken(Struct):
+class Taken(Struct):
+    """What came of taking back runs; `numbers` are the incarnations that were forgotten, if they were asked for so."""
+
     runs: int
     more: bool
     batches: bool
+    numbers: list[int] = []
 
 
-_Takings = msgspec.msgpack.Decoder(_Taken)
+Takings = msgspec.msgpack.Decoder(Taken)
 _Number = msgspec.msgpack.Decoder(int)
 
 
-async def register(db: Session, worker: Registration) -> int:
-    """Begins an incarnation and returns its id."""
-    return await db.call("register", worker, durable=True, reads=_Number)
+async def register(db: Session, worker: Registration, number: int | None = None) -> int:
+    """Begins an incarnation and returns its id: `number`, if that was given out already."""
+    asked = worker if number is None else {**msgspec.structs.asdict(worker), "number": number}
+    return await db.call("register", asked, durable=True, reads=_Number)
 
 
 async def reclaim(db: Session) -> int:
@@ -38,7 +42,7 @@ async def bury(db: Session, name: str) -> int:
 async def _take_back(db: Session, which: dict[str, str]) -> int:
     taken = 0
     while True:
-        found = await db.call("reclaim", which, durable=True, reads=_Takings)
+        found = await db.call("reclaim", which, durable=True, reads=Takings)
         taken += found.runs
         if not found.more:
             if found.batches:

@@ -124,9 +124,10 @@ local function token_of(worker, serial, number)
     return string.format('%.0f-%.0f', worker, serial * 256 + number)
 end
 
--- Whether a run fits into the bytes of this exchange; the first one does whatever its size.
+-- Whether a run fits into the bytes of this exchange; the first one does whatever its size, unless this goes on with
+-- an exchange that has claimed some already.
 local function fits(run)
-    return #claimed == 0 or claimed_bytes + run.s.size + (run.s.kept_size or 0) <= args.bytes
+    return (#claimed == 0 and not args.first) or claimed_bytes + run.s.size + (run.s.kept_size or 0) <= args.bytes
 end
 
 local function take(run)

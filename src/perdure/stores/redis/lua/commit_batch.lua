@@ -7,6 +7,10 @@ if not batch or batch.dropped then
     return refuse('dropped')
 end
 if batch.opening then
+    local misplaced_id, place = places.first_misplaced({ callback })
+    if misplaced_id then
+        return refuse('misplaced', misplaced_id, place)
+    end
     local conflict = conflicting({}, callback)
     if conflict then
         return refuse('conflict', conflict)

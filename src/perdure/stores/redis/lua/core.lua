@@ -2,7 +2,7 @@
 --
 -- The one key is the prefix of all keys, a hash tag in braces: all keys of one namespace (of one partition in a cluster)
 -- lie in one slot. The first argument is the time by which the function goes, or "" for the server's; the second one holds
--- what is asked, packed. The server keeps what is defined here from one call to the next: so all that belongs to a call is
+-- what is asked, packed; a third one says that runs are spread over partitions. The server keeps what is defined here from one call to the next: so all that belongs to a call is
 -- made anew by `begin`, or by what a module puts down in `resets`.
 --
 -- A function reads a run once and writes it once, at its end. Nothing is written before all that can be refused has been
@@ -40,7 +40,13 @@
 --   :unique:KEY     string  the live run that has it; :taken:KEY zset of all its runs by number
 --   :label:KEY      zset    runs with a label by number
 --   :n              hash    the numbers given out last
+-- And where runs are spread over partitions:
+--   :partitions     string  how many there are (in the first one)
+--   :where:ID       string  at the home of an id: the place of its run, PARTITION/N, if that is another one
+--   :gone           hash    places by id where no run is any more, or none came to be: to be removed at the ids' homes
+--   :mail           set     what runs of other partitions are to be told of (packed)
 
+local spread -- whether this is one of several partitions
 local P, now, args
 local call, pack, unpacked -- which are not there yet when a server loads this
 local resets = {}
@@ -81,7 +87,7 @@ local function begin_call(keys, argv)
     if prefix ~= P then
         P, K = prefix, setmetatable({}, { __index = make_key })
     end
-    args = unpacked(argv[2])
+    args, spread = unpacked(argv[2]), argv[3] ~= nil
     now = tonumber(argv[1])
     if not now then
         local time = call('TIME')
@@ -222,6 +228,32 @@ local function take_numbers(name, many)
     return call('HINCRBY', K.n, name, many) - many
 end
 
+-- Numbers that follow the time, so that those of several partitions can be compared: a hundred in each millisecond since
+-- the year 2020. They have 14 digits at most until 2051, so as a text they are what they are as numbers.
+local in_time = {}
+
+function in_time.now()
+    return (now - 1577836800000) * 100
+end
+
+-- The next number of a name; where there is one partition it is one more.
+function in_time.next(name)
+    if not spread then
+        return next_number(name)
+    end
+    return set_number(name, math.max(last_number(name) + 1, in_time.now()))
+end
+
+-- Takes so many of these at once; returns the one before the first.
+function in_time.take(name, many)
+    if not spread then
+        return take_numbers(name, many)
+    end
+    local first = in_time.next(name)
+    set_number(name, first + many - 1)
+    return first - 1
+end
+
 local function count(lane, state, by)
     local field = lane_name(state, lane)
     counted[field] = (counted[field] or 0) + by
@@ -343,12 +375,12 @@ local function flush()
         telling.ended = true
     end
     if next(telling) then
-        local listeners = call('PUBSUB', 'NUMSUB', K.work, K.status, K.ended)
+        local listeners = call('PUBSUB', spread and 'SHARDNUMSUB' or 'NUMSUB', K.work, K.status, K.ended)
         if telling.work and listeners[2] > 0 then
-            call('PUBLISH', K.work, '')
+            call(spread and 'SPUBLISH' or 'PUBLISH', K.work, '')
         end
         if telling.status and listeners[4] > 0 then
-            call('PUBLISH', K.status, '')
+            call(spread and 'SPUBLISH' or 'PUBLISH', K.status, '')
         end
         if telling.ended and listeners[6] > 0 then
             for _, ended in ipairs(ended_runs) do
@@ -356,7 +388,7 @@ local function flush()
                     ended.body, ended.long = nil, true
                 end
             end
-            call('PUBLISH', K.ended, pack({ v = 1, runs = ended_runs }))
+            call(spread and 'SPUBLISH' or 'PUBLISH', K.ended, pack({ v = 1, runs = ended_runs }))
         end
     end
     telling, ended_runs = {}, {}

@@ -22,9 +22,15 @@ end
 local function wake_parked(id)
     local key = P .. 'parked:' .. id
     for _, each in ipairs(call('SMEMBERS', key)) do
-        local run = find(each)
-        if run then
-            wake(run)
+        local partition, waiter = string.match(each, '^%z(%d+):(.*)$')
+        if partition then
+            call('SADD', P .. 'mail', pack({ tonumber(partition), waiter, id }))
+            tell('work') -- A worker carries it there.
+        else
+            local run = find(each)
+            if run then
+                wake(run)
+            end
         end
     end
 end
@@ -82,7 +88,7 @@ local function finish(run, state, body, cause, number)
     s.cut = nil
     move(run, state)
     s.held, s.why, s.over, s.cause = nil, nil, nil, cause
-    s.done, s.finish = now, number or next_number('finish')
+    s.done, s.finish = now, number or in_time.next('finish')
     keep(run, 'o', body or false)
     if s.due then
         zrem(K.due, run.id)
@@ -260,6 +266,9 @@ local function remove(run)
     if s.positions then
         flush_set(P .. 'cpo:' .. id)
         call('UNLINK', P .. 'cp:' .. id, P .. 'cpo:' .. id, P .. 'cperr:' .. id)
+    end
+    if s.home then
+        call('HSET', P .. 'gone', id, s.home)
     end
     call('UNLINK', P .. 'run:' .. id)
     changed[id], runs[id] = nil, false

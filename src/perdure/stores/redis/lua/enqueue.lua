@@ -1,11 +1,15 @@
 -- uses: core holding starting keeping ending claiming showing pushing
 -- Makes runs, in order, and pushes those to workers that wait for them. Answers for each 0 when it was made, as asked, and
--- otherwise what became of it.
+-- otherwise what became of it; in a cluster also that it is not to be made here, with the place that is to be looked at.
 
 local answers, left = {}, false
 for i, start in ipairs(args.starts) do
     local run
-    answers[i], run = begin(start)
+    answers[i] = places.misplaced(start)
+    if not answers[i] then
+        answers[i], run = begin(start)
+    end
+    places.give_up(start)
     left = left or not run or not push(run)
 end
 if made_ready and left then

@@ -8,7 +8,11 @@ local DUE_SCHEDULES = 10 -- The most schedules that one reply tells of as due.
 local worker = args.worker
 local most_sessions = call('HGET', K.takes, worker)
 local known = most_sessions ~= false
-claimer = { worker = worker, serial = args.serial, next = 0, sessions = tonumber(most_sessions or 0) }
+-- In a cluster it may own no more sessions here than it has, and so many.
+if args.rooms and known then
+    most_sessions = math.min(tonumber(most_sessions), call('SCARD', P .. 'sessions:' .. worker) + args.rooms)
+end
+claimer = { worker = worker, serial = args.serial, next = args.first or 0, sessions = tonumber(most_sessions or 0) }
 
 -- Sessions that have no run any more from now on are seen to by the next exchange.
 local idle = claimer.sessions > 0 and first_score(K.idle)
@@ -46,6 +50,30 @@ look(args.told)
 look(args.settles)
 look(args.watches)
 look(args.owned)
+
+-- In a cluster: nothing is done while one of the runs that it makes is to be made elsewhere.
+if spread then
+    local elsewhere = {}
+    local function look_at_place(start)
+        local answer = places.misplaced(start)
+        if answer then
+            elsewhere[#elsewhere + 1] = { start.id, answer.place }
+        end
+    end
+    for _, save in ipairs(args.saves or {}) do
+        if save.starts and standing[save.token] == 'owned' then
+            look_at_place(save.starts)
+        end
+    end
+    for _, each in ipairs(args.fires or {}) do
+        for _, start in ipairs(each.starts) do
+            look_at_place(start)
+        end
+    end
+    if #elsewhere > 0 then
+        return pack({ now = now, misplaced = elsewhere })
+    end
+end
 
 -- SAVES
 
@@ -93,6 +121,8 @@ local ENDS = { succeeded = true, failed = true, cancelled = true }
 local function is_true(run, wait)
     if wait.at and wait.at <= now then
         return true
+    elseif wait.away then
+        return wait.over or (run.s.heard and run.s.heard[wait.target]) or false
     elseif wait.what == 'signal' then
         return first_signal(run, wait.target) ~= nil
     elseif wait.what == 'run' then
@@ -109,7 +139,7 @@ local function park(run, waits)
         if wait.at then
             first = first and math.min(first, wait.at) or wait.at
         end
-        local other = wait.what == 'run' and find(wait.target)
+        local other = wait.what == 'run' and not wait.away and find(wait.target)
         if other and not FINAL[other.s.state] then
             call('SADD', P .. 'parked:' .. other.id, run.id)
             change(other).awaited = true
@@ -146,7 +176,7 @@ for _, settle in ipairs(args.settles or {}) do
         end
     end
 end
-local finished = ends > 0 and take_numbers('finish', ends) or 0
+local finished = ends > 0 and in_time.take('finish', ends) or 0
 table.sort(settled, function(one, other)
     return one.seq < other.seq
 end)
@@ -190,6 +220,9 @@ for _, run in ipairs(parked) do
             wake(run)
         end
     end
+end
+for _, settle in ipairs(settled) do
+    find(settle.id).s.heard = nil
 end
 if of_sessions then
     rest()
@@ -346,6 +379,30 @@ else
         reply.next_at = reply.next_at and math.min(reply.next_at, time) or time
     end
     reply.more = more
+    if spread then
+        reply.mail = {}
+        for i, letter in ipairs(call('SRANDMEMBER', P .. 'mail', 100)) do
+            reply.mail[i] = unpacked(letter)
+        end
+        reply.bytes = claimed_bytes
+        reply.sessions = call('SCARD', P .. 'sessions:' .. worker)
+        for _, name in ipairs(ready_names(worker)) do
+            flush_set(P .. 'ready:' .. name)
+            reply.wants = reply.wants or (string.sub(name, -1) == '@' and call('EXISTS', P .. 'ready:' .. name) == 1)
+        end
+    end
+end
+if spread then
+    for _, save in ipairs(args.saves or {}) do
+        if save.starts then
+            places.give_up(save.starts)
+        end
+    end
+    for _, each in ipairs(args.fires or {}) do
+        for _, start in ipairs(each.starts) do
+            places.give_up(start)
+        end
+    end
 end
 for _, watch in ipairs(args.watches or {}) do
     if standing[watch.token] == 'owned' then

@@ -104,20 +104,27 @@ local function pause_lanes()
     end
 end
 
--- Keeps what holds for a scope from now on; `old` is what held.
-local function revise(kind, name, old, new, who)
+-- The part of limits that one of several partitions has: rounded up, but for rates, which run out that much slower.
+local function share_of(limits, partitions)
+    local share = limits_of(limits)
+    if partitions then
+        share.running = share.running and math.ceil(share.running / partitions)
+        share.period = share.period and share.period * partitions
+        share.burst = share.burst and math.ceil(share.burst / partitions)
+    end
+    return share
+end
+
+-- Has a scope go by what holds from now on; `old` is what held.
+local function apply(kind, name, old, new, partitions)
     local scope = kind .. ':' .. name
-    local number = next_number('revision')
-    local revision = pack({
-        number = number, kind = kind, name = name, who = who, at = now, old = said_limits(old), new = said_limits(new),
-        was_paused = old.paused or false, paused = new.paused or false,
-    })
-    call('LPUSH', P .. 'revisions', revision)
-    call('LPUSH', P .. 'revisions:' .. scope, revision)
-    put_debt(scope, old, new)
-    put_budget(kind, name, new)
-    new.revision, new.who, new.at = number, who, now
-    call('HSET', K.scope, scope, pack(new))
+    if kind == 'group' then
+        partitions = nil -- All of its runs are in one partition.
+    end
+    local share = share_of(new, partitions)
+    put_debt(scope, share_of(old, partitions), share)
+    put_budget(kind, name, share)
+    call('HSET', P .. 'scope', scope, pack(new))
     if kind == 'group' then
         local found = groups_named(name)
         for _, group in ipairs(found) do
@@ -133,6 +140,20 @@ local function revise(kind, name, old, new, who)
         pause_lanes()
     end
     tell('work')
+end
+
+-- Keeps what holds for a scope from now on as a revision; `old` is what held.
+local function revise(kind, name, old, new, who)
+    local scope = kind .. ':' .. name
+    local number = next_number('revision')
+    local revision = pack({
+        number = number, kind = kind, name = name, who = who, at = now, old = said_limits(old), new = said_limits(new),
+        was_paused = old.paused or false, paused = new.paused or false,
+    })
+    call('LPUSH', P .. 'revisions', revision)
+    call('LPUSH', P .. 'revisions:' .. scope, revision)
+    new.revision, new.who, new.at = number, who, now
+    apply(kind, name, old, new, args.partitions)
 end
 
 -- How many runs of each lane run: a list of {queue, workflow, running}.

@@ -13,6 +13,13 @@ if batch then
         return refuse(kind, what)
     end
 end
+local misplaced_id, place = places.first_misplaced(starts)
+if not misplaced_id and callback and not batch then
+    misplaced_id, place = places.first_misplaced({ callback })
+end
+if misplaced_id then
+    return refuse('misplaced', misplaced_id, place)
+end
 local conflict = conflicting(starts, not batch and callback)
 if conflict then
     return refuse('conflict', conflict)
@@ -29,6 +36,7 @@ batch = new_batch(#starts, callback and callback.id)
 put_batch(id, batch)
 for i, start in ipairs(starts) do
     answers[i] = begin(start)
+    places.give_up(start)
 end
 if callback then
     make_callback(id, batch, callback)

@@ -27,7 +27,8 @@ local function policy_of(asked)
         policy.walks[i] = walk(place)
         runs = runs + call('ZCARD', policy.walks[i].key)
     end
-    if asked.count then
+    policy.last = asked.last
+    if asked.count and not asked.last then
         policy.surplus = runs - asked.count
     end
     policy.latest = asked.age and now - asked.age
@@ -46,7 +47,8 @@ local function next_of(policy)
         return nil
     end
     local id = first.runs[first.at]
-    if policy.number >= policy.surplus and not (policy.latest and find(id).s.done <= policy.latest) then
+    local counted = policy.number < policy.surplus or (policy.last and best <= policy.last)
+    if not counted and not (policy.latest and find(id).s.done <= policy.latest) then
         return nil
     end
     return first, id, best

@@ -34,7 +34,10 @@ local function show(each)
         claim.signals = waiting_signals(run, 0, args.page + 1)
     end
     for _, wait in ipairs(s.waits or {}) do
-        if wait.what == 'run' then
+        if wait.away then
+            claim.away = claim.away or {}
+            table.insert(claim.away, { wait.key, wait.target })
+        elseif wait.what == 'run' then
             local other = find(wait.target)
             if not other then
                 claim.missing = claim.missing or {}

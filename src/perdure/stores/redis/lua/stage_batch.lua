@@ -12,6 +12,10 @@ if batch then
         return refuse(kind, what)
     end
 end
+local misplaced_id, place = places.first_misplaced(args.starts)
+if misplaced_id then
+    return refuse('misplaced', misplaced_id, place)
+end
 local conflict = conflicting(args.starts)
 if conflict then
     return refuse('conflict', conflict)

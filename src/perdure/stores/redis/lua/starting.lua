@@ -119,8 +119,9 @@ end
 local function make(start, wait)
     local fact = facts(start.facts)
     know_lane(fact)
-    local seq = next_number('seq')
-    local run = { id = start.id, fact = fact, is_new = true, s = { seq = seq, made = now, size = #start.input } }
+    local seq = in_time.next('seq')
+    local s_new = { seq = seq, made = now, size = #start.input, home = start.place }
+    local run = { id = start.id, fact = fact, is_new = true, s = s_new }
     local s = change(run)
     runs[run.id] = run
     keep(run, 'f', start.facts)
@@ -208,6 +209,41 @@ end
 local function existed(run, start)
     local same = run.fact.workflow == facts(start.facts).workflow and first_input(run) == start.input
     return { id = run.id, existed = true, same = same }
+end
+
+-- PLACES. A run that is not at the home of its id bears its place, as the entry there says it.
+
+local places = {}
+
+-- Why a run that is not here can't be made here, as the answer to its start: it is elsewhere, or its place was given up.
+function places.misplaced(start)
+    if not spread or find(start.id) then
+        return nil
+    elseif not start.place then
+        local place = call('GET', P .. 'where:' .. start.id)
+        if place or start.only then
+            return { id = start.id, existed = false, same = false, place = place or '' }
+        end
+    elseif start.only or call('HGET', P .. 'gone', start.id) == start.place then
+        return { id = start.id, existed = false, same = false, place = start.place }
+    end
+end
+
+-- The first of some starts that can't be made here, with its place.
+function places.first_misplaced(starts)
+    for _, start in ipairs(starts) do
+        local answer = places.misplaced(start)
+        if answer then
+            return start.id, answer.place
+        end
+    end
+end
+
+-- Gives a place up where no run is: nothing can be made there any more, and the entry is removed in time.
+function places.give_up(start)
+    if start.place and not find(start.id) then
+        call('HSET', P .. 'gone', start.id, start.place)
+    end
 end
 
 -- Carries out a start; returns what became of it, and the run if one was made.

@@ -44,20 +44,28 @@ local function longest_pause(crashes)
     return crashes < 2 and 0 or math.min(60000, 500 * 2 ^ crashes)
 end
 
--- Takes back the runs of an incarnation that died, as perdure.blame.judge explains; returns how many.
-local function take_back(number)
-    local suspects, most = owned_runs(number), 0
+-- The most crashes of runs that an incarnation owns, how many have so many, and the number of the claim that came last of
+-- these.
+local function suspicion(suspects)
+    local most, blamed, last = 0, 0, -1
     for _, run in ipairs(suspects) do
         most = math.max(most, run.s.crashes or 0)
     end
-    local blamed, last = 0, nil
     for _, run in ipairs(suspects) do
         if (run.s.crashes or 0) == most then
-            blamed = blamed + 1
-            if not last or claim_number(run) > claim_number(last) then
-                last = run
-            end
+            blamed, last = blamed + 1, math.max(last, claim_number(run))
         end
+    end
+    return most, blamed, last
+end
+
+-- Takes back the runs of an incarnation that died, as perdure.blame.judge explains; returns how many. Of one that owned
+-- runs in several partitions, `judged` says what holds for all of them together.
+local function take_back(number, judged)
+    local suspects = owned_runs(number)
+    local most, blamed, last = suspicion(suspects)
+    if judged then
+        most, blamed, last = unpack(judged)
     end
     for _, run in ipairs(suspects) do
         local s = change(run)
@@ -70,7 +78,7 @@ local function take_back(number)
             local longest = longest_pause(crashes)
             if blamed == 1 then
                 pause = math.floor(math.random() * longest)
-            elseif run ~= last then
+            elseif claim_number(run) ~= last then
                 pause = math.floor(longest / 2 + math.random() * longest / 2)
             end
         end

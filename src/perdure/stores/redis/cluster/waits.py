@@ -1,0 +1,120 @@
+"""Waits of a run for runs of other partitions.
+
+Before a run is parked, it is put down at the run that it waits for. When that one is over, its partition keeps mail for
+the waiting one, which the next worker that has an exchange with the partition delivers, and removes only then. So the
+wake-up may come late, but is not lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from perdure.errors import StoreUnavailable
+from perdure.model import Millis, Wait, WaitFor
+from perdure.stores.base import Claim, Seen, Settle, To, Watch
+from perdure.stores.redis.cluster.places import Places
+from perdure.stores.redis.session import Session
+
+logger = logging.getLogger("perdure.store")
+
+LOOK: Millis = 1_000
+"""How long it takes at most until a run that goes on learns that one of another partition has ended."""
+
+_Bools = msgspec.msgpack.Decoder(list[bool])
+
+
+async def put_down(places: Places, settles: Mapping[int, Iterable[Settle]]) -> dict[tuple[int, str], bool]:
+    """Puts the runs that are to be parked, by their partitions, down at those of other partitions that they wait for.
+    Returns which these are, by the partition of the waiting run and the id of the other, and whether they are over."""
+    waits = [
+        (partition, str(settle.ref), wait.target)
+        for partition, each in settles.items()
+        for settle in each
+        if settle.to is To.PARK
+        for wait in settle.waits
+        if wait.what is WaitFor.RUN
+    ]
+    if not waits:
+        return {}
+    at = await places.locate({target for _, _, target in waits})
+    asked: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for partition, waiter, target in waits:
+        if at[target] != partition:
+            asked[at[target]].append({"target": target, "partition": partition, "waiter": waiter})
+    over: dict[tuple[int, str], bool] = {}
+
+    async def put(session: Session, items: list[dict[str, Any]]) -> None:
+        found = await session.call("await", items, durable=True, reads=_Bools)
+        over.update({(item["partition"], item["target"]): is_over for item, is_over in zip(items, found, strict=True)})
+
+    await places.parts.some(asked, put)
+    return over
+
+
+def marked(partition: int, wait: Wait, over: Mapping[tuple[int, str], bool]) -> dict[str, Any]:
+    """A wait as scripts take it."""
+    asked = msgspec.to_builtins(wait)
+    if wait.what is WaitFor.RUN and (partition, wait.target) in over:
+        asked.update(away=True, over=over[partition, wait.target])
+    return asked
+
+
+async def deliver(places: Places, mail: Mapping[int, list[tuple[int, str, str]]]) -> set[int]:
+    """Delivers what partitions have for runs of others; returns the partitions that got something. What can't be
+    delivered now stays where it is."""
+    got: set[int] = set()
+
+    async def carry(session: Session, letters: list[tuple[int, str, str]]) -> None:
+        by_partition: defaultdict[int, list[dict[str, str]]] = defaultdict(list)
+        for partition, waiter, target in letters:
+            by_partition[partition].append({"waiter": waiter, "target": target})
+        try:
+            await places.parts.some(by_partition, lambda other, told: other.call("told", told, durable=True))
+            await session.call("sent", letters, durable=True)
+        except StoreUnavailable as error:
+            logger.warning("mail of a partition of %s has to wait (%s)", session.redis.location.name, error)
+        else:
+            got.update(by_partition)
+
+    await places.parts.some({partition: letters for partition, letters in mail.items() if letters}, carry)
+    return got
+
+
+async def tell(places: Places, claims: Iterable[tuple[Claim, list[tuple[str, str]]]]) -> None:
+    """Tells claimed runs how those of other partitions ended that they were parked for."""
+    away = [(claim, key, target) for claim, waits in claims for key, target in waits]
+    if not away:
+        return
+    targets = [*{target for _, _, target in away}]
+    ended = {each.id: each for each in await places.ended(targets)}
+    missing = {*await places.missing([target for target in targets if target not in ended])}
+    for claim, key, target in away:
+        if target in ended:
+            claim.ended.append(ended[target])
+        elif target in missing:
+            claim.missing.append(key)
+
+
+async def look(places: Places, watches: Iterable[Watch], now: Millis) -> list[Seen]:
+    """Which of some watched waits for runs of other partitions are true."""
+    asked = [*watches]
+    if not asked:
+        return []
+    targets = [*{watch.wait.target for watch in asked}]
+    ended = {each.id: each for each in await places.ended(targets)}
+    missing = {*await places.missing([target for target in targets if target not in ended])}
+    seen: list[Seen] = []
+    for watch in asked:
+        wait = watch.wait
+        if wait.target in ended:
+            seen.append(Seen(watch.ref, watch.token, wait.key, ended=ended[wait.target]))
+        elif wait.target in missing:
+            seen.append(Seen(watch.ref, watch.token, wait.key, missing=True))
+        elif wait.at is not None and wait.at <= now:
+            seen.append(Seen(watch.ref, watch.token, wait.key))
+    return seen

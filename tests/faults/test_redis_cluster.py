@@ -1,0 +1,97 @@
+"""A cluster under load that loses a node, and one whose slots move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from faults.conftest import MakeWorld
+from faults.flows import journey_result
+from faults.kit import World, until
+from perdure.errors import StoreUnavailable
+from perdure.model import State
+from perdure.stores.redis.route import slot
+from perdure.stores.redis.url import parse_url
+from servers.redis import Cluster, cluster
+
+pytestmark = pytest.mark.anyio
+
+RUNS = 500
+PARTITIONS = 6
+CHILDREN = len(range(0, RUNS, 7))
+
+
+@pytest.fixture
+def replicated() -> Iterator[Cluster]:
+    with cluster(3, replicas=1, settings={"cluster-replica-validity-factor": "0"}) as made:
+        yield made
+
+
+@pytest.fixture
+def plain() -> Iterator[Cluster]:
+    with cluster(3) as made:
+        yield made
+
+
+async def begun(world: World, part: float) -> None:
+    steps = int((3 * RUNS + CHILDREN) * part)
+    await until(lambda: world.log.count("ran") >= steps, f"{steps} steps were begun")
+
+
+async def answers(world: World) -> bool:
+    """Whether all partitions answer: a client is told when one of them does not."""
+    try:
+        await world.states()
+    except StoreUnavailable:
+        return False
+    return True
+
+
+async def all_right(world: World, runs: list[str]) -> None:
+    """All runs ended once and right, and nothing that was kept ran again."""
+    await world.ended(RUNS + CHILDREN, timeout=120)
+    assert await world.states() == {State.SUCCEEDED: RUNS + CHILDREN}
+    records = {record.id: record for record in await world.records()}
+    assert [records[run].body for run in runs] == [str(journey_result(number)) for number in range(RUNS)]
+    expected = Counter({(run, key): 1 for run in runs for key in ("add", "add#2", "double")})
+    expected.update((record.id, "add") for record in records.values() if record.parent is not None)
+    assert world.log.times_ran().keys() == expected.keys()
+    assert world.log.ran_after_kept() == []
+
+
+async def test_nothing_is_lost_when_a_node_fails_and_its_replica_takes_over(
+    make_world: MakeWorld, replicated: Cluster
+) -> None:
+    url = f"{replicated.url}?partitions={PARTITIONS}&durability=replicated&replicas=1&wait_timeout=1000"
+    world = make_world(url)
+    for _ in range(2):
+        await world.serving(lease=10, concurrency=12)
+    runs = await world.flows.journey.start_many(range(RUNS))
+    await begun(world, 0.2)
+    lost = replicated.owner(parse_url(url).prefixes[1])
+    lost.kill9()
+    key = parse_url(url).prefixes[1]
+    await until(lambda: replicated.owner(key) is not lost, "the replica has taken over")
+    lost.start()  # It comes back as the replica: without one nothing is as durable as the URL asks for.
+    await until(lambda: answers(world), "the store answers")
+    await all_right(world, [run.id for run in runs])
+
+
+async def test_slots_move_under_load(make_world: MakeWorld, plain: Cluster) -> None:
+    url = f"{plain.url}?partitions={PARTITIONS}"
+    world = make_world(url)
+    for _ in range(2):
+        await world.serving(lease=10, concurrency=12)
+    runs = await world.flows.journey.start_many(range(RUNS))
+    for turn, prefix in enumerate(parse_url(url).prefixes):
+        await begun(world, 0.1 * (turn + 1))
+        source = plain.owner(prefix)
+        target = plain.primaries[(plain.primaries.index(source) + 1) % 3]
+        number = slot(prefix)
+        await asyncio.to_thread(plain.begin_move, number, source, target)
+        await asyncio.to_thread(plain.move_keys, number, source, target)
+        await asyncio.to_thread(plain.end_move, number, source, target)
+    await all_right(world, [run.id for run in runs])
