@@ -18,6 +18,6 @@ async def check(db: Session, name: str) -> None:
     found = await db.call("format", {"format": FORMAT}, reads=_Number)
     if found > FORMAT:
         raise SchemaTooNew(
-            f"the store {name} has format {found}, made by a newer Perdure; this one knows {FORMAT}: upgrade it, or name"
-            " another namespace"
+            f"the store {name} has format {found}, made by a newer Perdure; this one knows {FORMAT}: upgrade it, or"
+            " name another namespace"
         )

@@ -115,7 +115,7 @@ class Exchanger:
             for item in items:
                 partition, ref = _inner(item.ref)
                 parts[partition][name].append(replace(item, ref=ref))
-        for outer, token in said.owned:
+        for outer, token in said.owned or ():
             partition, ref = _inner(outer)
             parts[partition]["owned"].append((ref, token))
         for fire in said.fires:
@@ -132,6 +132,11 @@ class Exchanger:
             for partition, items in parts.items()
             if any(items.values())
         }
+        if said.owned is not None:
+            # What a partition has beside these it gives back, so all are asked.
+            for partition in range(len(self._parts.sessions)):
+                says = plan.says.get(partition, silent)
+                plan.says[partition] = replace(says, owned=parts[partition]["owned"] if partition in parts else [])
         if said.draining:
             plan.says = {partition: plan.says.get(partition, silent) for partition in range(len(self._parts.sessions))}
         return plan
