@@ -1,4 +1,4 @@
--- uses: core holding starting ending
+-- uses: core holding seating grouping moving starting ending
 -- flags: allow-oom
 -- Ends a run that is not running, and asks for the end of one that is; so with its descendants, if they are to follow.
 -- Answers the state that the run has now.

@@ -27,7 +27,7 @@
 --   :timer :due     zset    runs by the time at which they wake, by deadline
 --   :owned:WORKER   set     the runs that it owns; :stop:WORKER set of those that are to be cancelled
 --   :workers        hash    incarnations (packed) by number; :lease zset by the end of their lease
---   :group          hash    groups (packed); :line:G :early:G :begun:G zsets (see holding.lua); :members:KEY zset of all
+--   :group          hash    groups (packed); :line:G :early:G :begun:G zsets (see grouping.lua); :members:KEY zset of all
 --                           runs of a group by number; :groups:KEY set of the names in :group of that key
 --   :session        hash    sessions (packed); :seats:S :bench:S zsets; :idle zset; :sessions:WORKER set
 --   :scope          hash    limits and pauses (packed) by KIND:NAME; :budget hash of those with a limit or a rate

@@ -1,4 +1,4 @@
--- uses: core holding starting ending
+-- uses: core holding seating grouping moving starting ending
 -- flags: allow-oom
 -- Removes a run and its descendants. What has not ended is cancelled first, so that all that waits for its end goes on.
 -- Answers how many runs.

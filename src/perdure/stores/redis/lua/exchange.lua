@@ -1,4 +1,4 @@
--- uses: core holding starting keeping ending claiming showing pushing scheduling
+-- uses: core holding seating grouping moving starting keeping ending claiming showing pushing scheduling
 -- flags: allow-oom
 -- One call per wake of a worker: saves, progress, settles, fires, due timers and deadlines, claims, and the reply.
 

@@ -1,4 +1,4 @@
--- uses: core holding starting limiting
+-- uses: core holding seating grouping moving starting limiting
 -- flags: no-writes
 -- What is stored for scopes, with how much of it is used.
 

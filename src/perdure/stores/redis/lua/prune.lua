@@ -1,4 +1,4 @@
--- uses: core holding starting ending retaining
+-- uses: core holding seating grouping moving starting ending retaining
 -- flags: allow-oom
 -- Removes runs that policies let go, in the order in which they ended, a bounded number with a bounded number of
 -- checkpoints and signals; but for those that something keeps. Answers how many were removed, and whether there may be

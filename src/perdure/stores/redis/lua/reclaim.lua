@@ -1,4 +1,4 @@
--- uses: core holding starting ending working
+-- uses: core holding seating grouping moving starting ending working
 -- flags: allow-oom
 -- Takes back the runs of incarnations whose lease has ended, or of those with a name, a bounded number of incarnations,
 -- and forgets these. Answers how many runs, whether there are more, and whether there are batches that somebody opens,

@@ -1,4 +1,4 @@
--- uses: core holding starting ending working
+-- uses: core holding seating grouping moving starting ending working
 -- flags: allow-oom
 -- Ends an incarnation in good order: what it owns is queued again and not counted.
 

@@ -1,4 +1,4 @@
--- uses: core holding starting ending scheduling
+-- uses: core holding seating grouping moving starting ending scheduling
 -- flags: no-writes
 -- All schedules.
 

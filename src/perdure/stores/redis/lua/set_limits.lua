@@ -1,4 +1,4 @@
--- uses: core holding starting limiting
+-- uses: core holding seating grouping moving starting limiting
 -- Sets what holds for a scope from now on, if it differs; what is declared stands back behind what was ever set. Answers
 -- what holds.
 
