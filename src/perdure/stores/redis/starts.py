@@ -70,11 +70,12 @@ _CHUNK = 200
 
 async def enqueue(db: Session, starts: Sequence[Start]) -> list[Started]:
     """Makes runs in order."""
+    asked = [ask(start) for start in starts]  # All of them, before any is sent: what can't be is refused as a whole.
     made: list[Started] = []
     for first in range(0, len(starts), _CHUNK):
-        chunk = starts[first : first + _CHUNK]
-        found = await db.call("enqueue", {"starts": [ask(start) for start in chunk]}, durable=True, reads=Answers)
-        made += answers(chunk, found)
+        chunk = slice(first, first + _CHUNK)
+        found = await db.call("enqueue", {"starts": asked[chunk]}, durable=True, reads=Answers)
+        made += answers(starts[chunk], found)
     return made
 
 
