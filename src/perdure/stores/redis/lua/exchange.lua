@@ -77,7 +77,6 @@ end
 
 -- SAVES
 
-local had_made = made_ready
 local existing = {}
 for _, save in ipairs(args.saves or {}) do
     if standing[save.token] == 'owned' then
