@@ -114,6 +114,15 @@ async def test_a_push_that_is_lost_comes_with_the_next_exchange(client: Store, w
     assert not reply.refused and not reply.claims
 
 
+@pytest.mark.parametrize("message", [b"1", b"\x81\xa1v\x02", b"\xff"])
+async def test_a_push_of_another_version_is_looked_for(waiting: Waiting, url: str, message: bytes) -> None:
+    await waiting.park(2)
+    channel = parse_url(url).prefixes[0] + f":push:{waiting.ada.id}".encode()
+    assert redis().run("PUBLISH", channel, message) == 1
+    await waiting.wakes()
+    assert not (await waiting.ada.exchange(slots=2)).claims
+
+
 async def test_what_limits_or_others_keep_is_not_pushed(client: Store, waiting: Waiting) -> None:
     await waiting.park(2)
     await client.set_limits(Scope(ScopeKind.QUEUE, "default"), Limits(running=1), "test")

@@ -25,8 +25,11 @@ _REMEMBERED = 1024
 """How many pushes are remembered, for messages that come when the reply to an exchange has brought them."""
 
 
+VERSION = 1
+
+
 class Push(Struct):
-    """A claim that nobody came for; `v` is 1, and code of another version may make more of it."""
+    """A claim that nobody came for; `v` is `VERSION`, or that of other code."""
 
     v: int
     push: int
@@ -53,8 +56,15 @@ class Hand:
         self._last_at = 0.0
 
     def receive(self, message: bytes) -> None:
-        """Takes a message."""
-        if self._take(_Pushes.decode(message)):
+        """Takes a message. What code of another version has sent comes once more, with the next exchange, as ours has it."""
+        try:
+            push = _Pushes.decode(message)
+        except msgspec.MsgspecError:
+            push = None
+        if push is None or push.v != VERSION:
+            self.hinted = True
+            self._wake()
+        elif self._take(push):
             self._wake()
 
     def answer(self, said: Exchange, now: Millis | None) -> Exchanged | None:
