@@ -56,7 +56,7 @@ class Hand:
         self._last_at = 0.0
 
     def receive(self, message: bytes) -> None:
-        """Takes a message. What code of another version has sent comes once more, with the next exchange, as ours has it."""
+        """Takes a message. What other code has sent comes once more with the next exchange, in our own words."""
         try:
             push = _Pushes.decode(message)
         except msgspec.MsgspecError:
