@@ -146,11 +146,6 @@ local function take(run)
     claimer.next = claimer.next + 1
 end
 
--- What is left of the token of a claim without its worker.
-local function claim_low(run)
-    return tonumber(string.match(run.s.token, '-(%d+)$'))
-end
-
 local function ready_key(name)
     return P .. 'ready:' .. name
 end

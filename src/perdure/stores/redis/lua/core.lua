@@ -296,6 +296,11 @@ local function find(id, whole)
     return run or nil
 end
 
+-- What is left of the token of a claim without its worker.
+local function claim_low(run)
+    return tonumber(string.match(run.s.token, '-(%d+)$'))
+end
+
 local function change(run)
     changed[run.id] = run
     return run.s

@@ -35,10 +35,6 @@ local function owned_runs(number)
     return found
 end
 
-local function claim_number(run)
-    return tonumber(string.match(run.s.token, '-(%d+)$'))
-end
-
 -- How long a run stays away that crashed its worker so often (see perdure.model.crash_backoff).
 local function longest_pause(crashes)
     return crashes < 2 and 0 or math.min(60000, 500 * 2 ^ crashes)
@@ -53,7 +49,7 @@ local function suspicion(suspects)
     end
     for _, run in ipairs(suspects) do
         if (run.s.crashes or 0) == most then
-            blamed, last = blamed + 1, math.max(last, claim_number(run))
+            blamed, last = blamed + 1, math.max(last, claim_low(run))
         end
     end
     return most, blamed, last
@@ -78,7 +74,7 @@ local function take_back(number, judged)
             local longest = longest_pause(crashes)
             if blamed == 1 then
                 pause = math.floor(math.random() * longest)
-            elseif claim_number(run) ~= last then
+            elseif claim_low(run) ~= last then
                 pause = math.floor(longest / 2 + math.random() * longest / 2)
             end
         end
