@@ -29,6 +29,7 @@ from perdure.stores.redis.connect import Redis
 from perdure.stores.redis.errors import DOMAIN, is_broken, translate
 from perdure.stores.redis.scripts import Script
 from perdure.stores.redis.url import Location, parse_url
+from servers.postgres import free_port
 from servers.redis import RedisServer, installed, own_server, with_login
 
 LOCATION = parse_url("redis://ann:secret@db/1?namespace=shop")
@@ -167,7 +168,7 @@ def tls(tmp_path: Path) -> Iterator[RedisServer]:
     settings = {name: str(tmp_path / file) for name, file in files.items()}
     server = own_server({**settings, "tls-port": "0", "tls-auth-clients": "optional"}, kind=with_tls())
     with server:
-        server.run("CONFIG", "SET", "tls-port", server.port + 1 if server.port < 65535 else server.port - 1)
+        server.run("CONFIG", "SET", "tls-port", free_port())
         yield server
 
 
