@@ -154,6 +154,7 @@ async def test_workers_do_not_wait_for_a_transaction_with_a_unique_key(store: Po
         async with asyncio.timeout(5):  # Half of what a worker would wait for a lock.
             assert ids(await ada.claim()) == ["other", "hearing"]
             await bob.exchange()
+            await listener.fetchval("SELECT 1")  # What was told until here has arrived.
             heard.clear()
             for each in (ada, bob, ada, bob):
                 await each.exchange()
