@@ -241,6 +241,17 @@ async def test_a_retired_worker_hands_back_without_counting(
     assert (await record(store, "r")).state == State.RUNNING
 
 
+async def test_a_run_that_a_retired_worker_hands_back_has_its_checkpoints(
+    store: Store, ada: Worker, bob: Worker
+) -> None:
+    await store.enqueue([start("r")])
+    (claim,) = await ada.claim()
+    await ada.exchange(saves=[save(claim, checkpoint("step"))])
+    await store.retire(ada.id)
+    (again,) = await bob.claim()
+    assert [kept.key for kept in again.checkpoints] == ["step"]
+
+
 async def test_a_worker_that_starts_again_under_its_name_is_another_incarnation(
     store: Store, ada: Worker, clock: ManualClock
 ) -> None:

@@ -78,9 +78,7 @@ async def test_every_so_often_a_call_fails(world: World, postgres: Postgres, cod
         await world.ended(runs + children)
         heal(postgres, world)
     assert results == [journey_result(number) for number in range(runs)]
-    # With 55P03 a run whose child can't be made is put back for a second, and what was in flight runs again.
-    if code != "55P03":
-        assert set(world.log.times_ran().values()) == {1}
+    assert set(world.log.times_ran().values()) == {1}
     assert {record.attempt for record in await world.records()} == {1}
 
 

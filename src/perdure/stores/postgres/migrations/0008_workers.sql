@@ -184,6 +184,7 @@ BEGIN
     WITH moved AS (
         UPDATE live AS l SET
             state = 'queued', worker = NULL, token = NULL, cut_off = false,
+            settled = coalesce(l.settled, 0), -- No token: it has begun, and may have checkpoints (see is_particular).
             held = CASE WHEN l.session IS NOT NULL THEN 'session' END,
             seat = CASE WHEN l.session IS NOT NULL THEN 2 END
         WHERE l.worker = _worker AND l.state = 'running'
