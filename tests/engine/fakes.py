@@ -124,6 +124,7 @@ class ScriptedStore:
     """Answers exchanges as a test says, one by one: each is held until the test lets it go."""
 
     def __init__(self) -> None:
+        self.beside = False
         self.exchanges: list[Exchange] = []
         self.answer: Callable[[Exchange], Exchanged] = lambda _: reply()
         self.gate = asyncio.Event()

@@ -113,6 +113,48 @@ async def test_a_hint_is_followed_when_there_is_room(bench: Bench) -> None:
     assert [each.token for each in bench.begun] == [1, 2]
 
 
+@pytest.mark.parametrize("beside", [False, True])
+async def test_runs_that_all_wait_for_one_answer_are_halved_where_the_store_works_beside_them(
+    bench: Bench, beside: bool
+) -> None:
+    bench.store.beside, bench.free = beside, 100
+    bench.pump._begin = lambda claimed: asyncio.get_running_loop().call_soon(bench.pump.settle, settle(claimed.token))  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    bench.answer(reply(claims=[claim(token) for token in range(10)]))
+    bench.pump.hint()
+    await bench.store.number(4 if beside else 3)
+    said = [[each.token for each in exchange.settles] for exchange in bench.store.exchanges[2:]]
+    assert said == ([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]] if beside else [list(range(10))])
+
+
+async def test_saves_that_all_wait_for_one_answer_are_halved_too(bench: Bench) -> None:
+    bench.store.beside = True
+    done: list[int] = []
+
+    async def go(token: int) -> None:
+        await bench.pump.save(save(token, "a"))
+        await bench.pump.save(save(token, "b"))
+        done.append(token)
+
+    await asyncio.gather(*(go(token) for token in range(10)))
+    assert sorted(done) == list(range(10))
+    assert [len(each.saves) for each in bench.store.exchanges[1:]] == [10, 5, 5]
+
+
+async def test_a_worker_that_dies_between_two_halves_begins_nothing_more(bench: Bench) -> None:
+    bench.store.beside, bench.free = True, 100
+
+    def begin(claimed: Claim) -> None:
+        bench.begun.append(claimed)
+        bench.pump.dead = True
+
+    bench.pump._begin = begin  # pyright: ignore[reportPrivateUsage]
+    bench.answer(reply(claims=[claim(token) for token in range(10)]))
+    bench.pump.hint()
+    await bench.store.number(2)
+    await turns()
+    assert [each.token for each in bench.begun] == [0, 1, 2, 3, 4]
+
+
 async def test_more_work_is_fetched_at_once_as_long_as_there_is_room(bench: Bench) -> None:
     bench.answer(reply(more=True), reply(more=True), reply())
     bench.pump.hint()

@@ -46,6 +46,9 @@ _UNHURRIED = 0.05
 """Seconds that a wake-up may wait when there is neither a free slot nor anything to write but progress: many of them
 must not become as many exchanges."""
 
+_IN_STEP = 8
+"""How many runs an answer has to move on for it to be handed out in two halves."""
+
 _MOST_SAVES = 1000
 _MOST_BYTES = 4 * 1024 * 1024
 """What one exchange carries of checkpoints, at most, but always one."""
@@ -156,7 +159,7 @@ class Pump:
                 exchange, futures = self._collect()
                 reply = await self._send(exchange, futures)
                 if reply is not None:
-                    self._deliver(exchange, futures, reply)
+                    await self._hand_out(exchange, futures, reply)
                     if reply.gone:
                         return True
             return False
@@ -305,19 +308,26 @@ class Pump:
                 self._deliver(part, owned, reply)
         self.hint()
 
+    async def _hand_out(self, exchange: Exchange, futures: list[_Pending], reply: Exchanged) -> None:
+        """Has runs go on. If all of them wait for this answer, half of them go on first, and what these have to say is
+        on its way to the store while the others work: or the worker and the store would take turns at being idle."""
+        in_step = not (self._saves or self._settles) and len(futures) + len(reply.claims) >= _IN_STEP
+        if not self._store.beside or not in_step or reply.refused or reply.gone:
+            self._deliver(exchange, futures, reply)
+            return
+        saved, claimed = len(futures) // 2, len(reply.claims) // 2
+        claims, reply.claims = reply.claims[claimed:], reply.claims[:claimed]
+        self._deliver(exchange, futures[:saved], reply)
+        await asyncio.sleep(0)
+        if not self.dead:
+            self._saved(futures[saved:], reply)
+            self._take(claims)
+
     def _deliver(self, exchange: Exchange, futures: list[_Pending], reply: Exchanged) -> None:
         if self.dead:
             return
         refused = set(reply.refused)
-        children = {(existed.token, existed.key): existed for existed in reply.existed}
-        for save, future in futures:
-            child = children.get((save.token, save.checkpoint.key)) if save.starts is not None else None
-            if reply.gone or save.token in refused:
-                future.cancel()
-            elif child is not None and not child.same:
-                _fail(future, InvalidInput(child.refused) if child.refused else id_conflict(child.id, "this start"))
-            elif not future.done():
-                future.set_result(child)
+        self._saved(futures, reply)
         for settle in exchange.settles:
             self.owners.pop(settle.token, None)
         for token in refused:
@@ -339,6 +349,18 @@ class Pump:
         self._set_alarm(reply.next_at)
         if reply.more:
             self.hint()
+
+    def _saved(self, futures: list[_Pending], reply: Exchanged) -> None:
+        refused = set(reply.refused)
+        children = {(existed.token, existed.key): existed for existed in reply.existed}
+        for save, future in futures:
+            child = children.get((save.token, save.checkpoint.key)) if save.starts is not None else None
+            if reply.gone or save.token in refused:
+                future.cancel()
+            elif child is not None and not child.same:
+                _fail(future, InvalidInput(child.refused) if child.refused else id_conflict(child.id, "this start"))
+            elif not future.done():
+                future.set_result(child)
 
     def _take(self, claims: list[Claim]) -> None:
         """Begins what was claimed. A store may claim for a worker that waits before it hears that this one stops:

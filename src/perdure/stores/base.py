@@ -409,6 +409,12 @@ class Store(Protocol):
         of an embedded store."""
         ...
 
+    @property
+    def beside(self) -> bool:
+        """Whether exchanges cost the worker's process next to nothing while they are under way, so that its runs had
+        better be at work meanwhile than come all together in one. An embedded store takes its turns with them."""
+        ...
+
     async def busy(self) -> float | None:
         """How many milliseconds its server has spent on such calls since it began, for all who call, for measurements;
         None where that can't be told."""

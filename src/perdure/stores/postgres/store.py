@@ -70,6 +70,10 @@ class PostgresStore:
     def calls(self) -> int:
         return self._connections.calls
 
+    @property
+    def beside(self) -> bool:
+        return False
+
     async def busy(self) -> float | None:
         return None
 

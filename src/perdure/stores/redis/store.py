@@ -79,6 +79,10 @@ class RedisStore:
     def calls(self) -> int:
         return self._redis.calls
 
+    @property
+    def beside(self) -> bool:
+        return True
+
     async def busy(self) -> float | None:
         return await reads.busy(self._db)
 

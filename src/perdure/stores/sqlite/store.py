@@ -68,6 +68,10 @@ class SqliteStore:
     def calls(self) -> int:
         return self._calls
 
+    @property
+    def beside(self) -> bool:
+        return False
+
     async def busy(self) -> float | None:
         return None
 

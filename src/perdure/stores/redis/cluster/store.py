@@ -71,6 +71,10 @@ class ClusterStore:
     def calls(self) -> int:
         return self._redis.calls
 
+    @property
+    def beside(self) -> bool:
+        return True
+
     async def busy(self) -> float | None:
         return None
 
