@@ -27,9 +27,11 @@ class Bench:
         self.begun: list[Claim] = []
         self.pump = Pump(as_store(self.store), self.clock, free=lambda: self.free, begin=self.begun.append)
         self.pump.assign(9)
+        self.running: asyncio.Task[bool] | None = None
 
     def start(self) -> asyncio.Task[bool]:
-        return asyncio.ensure_future(self.pump.run())
+        self.running = asyncio.ensure_future(self.pump.run())
+        return self.running
 
     def answer(self, *answers: Exchanged | Exception) -> None:
         """Answers in this order; after that there is nothing to tell."""
@@ -311,6 +313,20 @@ async def test_a_time_that_has_passed_is_waited_for_again_after_its_alarm(bench:
     await bench.store.number(3)
     await turns()
     assert len(bench.clock.alarms) == 2
+
+
+async def test_an_incarnation_without_serials_claims_no_more_and_ends_with_its_last_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.owner(1)
+    monkeypatch.setattr(module, "_LAST_SERIAL", 3)
+    await bench.pump.save(save(1, "a"))
+    await bench.pump.save(save(1, "b"))
+    assert [each.slots for each in bench.store.exchanges] == [5, 5, 0]
+    assert bench.running is not None and not bench.running.done()
+    bench.pump.settle(settle(1))
+    async with asyncio.timeout(10):
+        assert await bench.running
 
 
 async def test_an_incarnation_that_is_gone_ends_the_loop_and_its_saves() -> None:

@@ -49,6 +49,9 @@ must not become as many exchanges."""
 _IN_STEP = 8
 """How many runs an answer has to move on for it to be handed out in two halves."""
 
+_LAST_SERIAL = (1 << 32) - (1 << 24)
+"""From here on an incarnation claims nothing more: a token has 32 bits for the serial. What it has goes on."""
+
 _MOST_SAVES = 1000
 _MOST_BYTES = 4 * 1024 * 1024
 """What one exchange carries of checkpoints, at most, but always one."""
@@ -150,8 +153,14 @@ class Pump:
         self._hinted = True
         self._wake.set()
 
+    @property
+    def worn(self) -> bool:
+        """Whether the incarnation has no serials left for claims: another one is to follow it."""
+        return self._serial >= _LAST_SERIAL
+
     async def run(self) -> bool:
-        """Exchanges until the store says that the incarnation is gone (True), or until stopped (False)."""
+        """Exchanges until the store says that the incarnation is gone, or it is worn and owns nothing any more (True),
+        or until stopped (False)."""
         self._poll()
         try:
             while not self._stopping:
@@ -160,7 +169,7 @@ class Pump:
                 reply = await self._send(exchange, futures)
                 if reply is not None:
                     await self._hand_out(exchange, futures, reply)
-                    if reply.gone:
+                    if reply.gone or (self.worn and not self.owners and not self._settles):
                         return True
             return False
         finally:
@@ -217,7 +226,7 @@ class Pump:
         self._polling = self._loop.call_later(POLL * random.uniform(0.7, 1.0), self._poll)
 
     def _room(self) -> int:
-        return max(0, self._free()) if self.claiming else 0
+        return max(0, self._free()) if self.claiming and not self.worn else 0
 
     def _collect(self) -> tuple[Exchange, list[_Pending]]:
         saves, self._saves = _bounded(self._saves)

@@ -296,17 +296,21 @@ class Worker:
         self.runtime.pump.assign(self._incarnation)
 
     async def _exchange(self) -> None:
-        """Exchanges until the incarnation is gone, then begins another."""
+        """Exchanges until the incarnation is gone, or worn, then begins another."""
         if not await self.runtime.pump.run():
             return
-        logger.warning(
-            "the store does not know this worker any more: its lease ended, or the store was emptied; it lets go of its"
-            " runs, and begins anew"
-        )
+        worn = self.runtime.pump.worn
+        if not worn:
+            logger.warning(
+                "the store does not know this worker any more: its lease ended, or the store was emptied; it lets go of"
+                " its runs, and begins anew"
+            )
         for execution in list(self.runtime.executions.values()):
             execution.lost()
         if self._keeper is not None:
             self._keeper.stop()
+        if worn:
+            await self.runtime.store.retire(self._incarnation)
         await self._register()
 
     async def _reclaim(self) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from perdure import current_run, sleep, step, wait_signal
+from perdure.engine import pump
 from perdure.errors import RunFailed
 from perdure.testing import Sandbox
 
@@ -206,6 +207,30 @@ async def test_a_worker_that_lost_its_lease_is_refused_and_stops_its_runs(play: 
         gate.open()
         assert await run.result() == "worker 2"
         assert effects == ["worker 1 stopped", "worker 2"]
+
+
+async def test_a_worker_whose_tokens_run_out_goes_on_as_another_incarnation(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump, "_LAST_SERIAL", 4)
+    app, attempts = new_app(), list[int]()
+
+    @step
+    async def work(n: int) -> int:
+        return n
+
+    @app.workflow
+    async def flow(n: int) -> int:
+        attempts.append(current_run().attempt)
+        return await work(n) + await work(n)
+
+    async with play(app) as sandbox:
+        for n in range(6):
+            assert await flow.run(n) == 2 * n
+        store = await app.client.store()
+        assert [each.name for each in await store.workers()] != [sandbox.worker.name]
+        assert len(await store.workers()) == 1
+    assert attempts == [1] * 6
 
 
 async def test_what_a_late_thread_brings_counts_for_nothing(play: Play) -> None:
