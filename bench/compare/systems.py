@@ -59,7 +59,7 @@ ENVIRONMENTS = {
     "dramatiq": Environment(("dramatiq[redis]", "hiredis")),
     "dura": Environment(("dura",), python=(3, 13)),
     "duroxide": Environment(("duroxide", "uvloop")),
-    "floor": Environment(("redis", "hiredis", "uvloop")),
+    "floor": Environment(("hiredis", "uvloop")),
     "huey": Environment(("huey", "redis", "hiredis")),
     "oban": Environment(("oban", "uvloop"), python=(3, 12)),
     "pgqueuer": Environment(("pgqueuer[asyncpg]", "uvloop")),
