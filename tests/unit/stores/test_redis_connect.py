@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 
@@ -429,9 +431,18 @@ async def test_a_durable_call_waits_for_replicas(own: RedisServer) -> None:
     again = Redis(parse_url(url))
     with pytest.raises(StoreUnavailable, match=says):
         await again.call(GET, durable=True)
-    await again.close()
     with servers.replica(own) as follower:
         follower.wait_until_following()
+        # Also when it was open before, and all that it has written itself was confirmed.
+        assert await again.call(ADD, 0, durable=True) == 1
+        assert follower.pid is not None
+        os.kill(follower.pid, signal.SIGSTOP)
+        with pytest.raises(StoreUnavailable, match=says):
+            await redis.call(ADD, 0, durable=True)
+        with pytest.raises(StoreUnavailable, match=says):
+            await again.call(GET, durable=True)
+        os.kill(follower.pid, signal.SIGCONT)
+        await again.close()
         assert await redis.call(ADD, 1, durable=True) == 2
         calls = (redis.call(ADD, 1, durable=True) for _ in range(50))
         assert sorted(await asyncio.gather(*calls)) == list(range(3, 53))

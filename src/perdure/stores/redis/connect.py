@@ -172,14 +172,7 @@ class Redis:
         if not durable:
             return await dial(location, address)
         connection = await dial(location, address, timeout=(location.call_timeout + location.wait_timeout) / 1000)
-        # A server waits for what a connection wrote last. The repetition of a call that another connection began may
-        # write nothing, and has to wait all the same: so each connection begins with a write.
-        try:
-            await connection.run("EVAL", _A_WRITE, 1, self.prefixes[partition] + b":durable")
-        except BaseException:
-            connection.abort()
-            raise
-        return Rounds(connection, location)
+        return Rounds(connection, location, pack("EVAL", _A_WRITE, 1, self.prefixes[partition] + b":durable"))
 
     async def _here(self) -> _Links:
         loop = asyncio.get_running_loop()
