@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: allow-oom
 -- In a cluster: has runs of other partitions told of the end, or the removal, of runs of this one. Answers for each
 -- whether it is over already.
 
