@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, TypeAlias
@@ -21,6 +22,13 @@ end
 return found
 """
 _READ = {"zset": ("ZRANGE", "0", "-1", "WITHSCORES"), "set": ("SMEMBERS",), "hash": ("HGETALL",), "string": ("GET",)}
+_LAYOUT = struct.Struct("<BBB15d16s")
+_NUMBERS = (
+    *("seq", "made", "size", "begun", "done", "finish", "worker", "low", "settled_by", "settled", "attempt"),
+    *("positions", "kept_size", "due", "wake"),
+)
+_STATES = ("queued", "running", "scheduled", "waiting", "succeeded", "failed", "cancelled")
+_HELD = ("session", "group", "paused", "rate")
 _FINAL = ("succeeded", "failed", "cancelled")
 _OWN = ("run", "cp", "cpo", "cperr", "sig", "sigid", "sigw", "sign")
 """What there is for one run alone, behind its id."""
@@ -115,6 +123,24 @@ class Books:
         packed = self.kept.get(name, {})
         return dict(zip(packed, self._unpacked(packed.values()), strict=True))
 
+    def _states(self, texts: Iterable[str]) -> list[dict[str, Any]]:
+        """What changes of runs: numbers and a place, of which 0 is nothing, and a packed map of what few have."""
+        packed = [text.encode("latin-1") for text in texts]
+        rare = self._unpacked(text[_LAYOUT.size :].decode("latin-1") or "\x80" for text in packed)
+        found: list[dict[str, Any]] = []
+        for text, more in zip(packed, rare, strict=True):
+            state, held, slot, *numbers, place = _LAYOUT.unpack_from(text)
+            run = {name: int(number) for name, number in zip(_NUMBERS, numbers, strict=True) if number}
+            run |= {"state": _STATES[state - 1], **more}
+            if held:
+                run["held"] = _HELD[held - 1]
+            if slot != 255:
+                run["slot"] = slot
+            if place.strip(b"\0"):
+                run["place"] = place.decode("latin-1")
+            found.append(run)
+        return found
+
     def _family(self, kind: str) -> dict[str, Any]:
         return {name.split(":", 1)[1]: kept for name, kept in self.kept.items() if name.startswith(f"{kind}:")}
 
@@ -122,7 +148,7 @@ class Books:
         """The runs by id, with what changes, and what does not, and what follows from it."""
         kept = self._family("run")
         runs: dict[str, dict[str, Any]] = {}
-        for id, state in zip(kept, self._unpacked(each["s"] for each in kept.values()), strict=True):
+        for id, state in zip(kept, self._states(each["s"] for each in kept.values()), strict=True):
             fact = json.loads(kept[id]["f"])
             lane = _join(fact["queue"], fact["workflow"], fact.get("version", "")) + ";"
             packed = kept[id].get("l")

@@ -1,8 +1,9 @@
-"""Tokens and claims, as scripts tell of them."""
+"""Tokens and claims, as scripts tell of them: lists, since maps with their names cost twice as much."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
 
@@ -12,15 +13,14 @@ from perdure.stores.base import PAGE, Cancelling, Claim
 _LOW = (1 << 40) - 1
 
 
-def token_text(token: int) -> str:
+def token_parts(token: int) -> tuple[int, int]:
     """A token as scripts know it: its worker, and what is left. A number of Lua has no room for it."""
-    return f"{token >> 40}-{token & _LOW}"
+    return token >> 40, token & _LOW
 
 
-def token_number(text: str) -> int:
-    """A token from its text."""
-    worker, _, low = text.rpartition("-")
-    return (int(worker) << 40) + int(low)
+def token_of(worker: int, low: int) -> int:
+    """A token from its parts."""
+    return (worker << 40) + low
 
 
 class ShownEnd(Struct):
@@ -31,59 +31,75 @@ class ShownEnd(Struct):
     body: str | None = None
 
 
-class ShownClaim(Struct):
-    """A claim; `number` tells it from the others of its exchange."""
+class Kind(Struct, array_like=True, gc=False):
+    """What many claims have in common."""
 
-    id: str
-    number: int
     workflow: str
     queue: str
-    input: str
-    created_at: Millis
-    attempt: int = 1
+    version: str
+    group: str
+    session: str
+    parent: str | Literal[False]
+
+
+class ShownMore(Struct, frozen=True):
+    """What few claims have."""
+
     crashes: int = 0
     cut_off: bool = False
     deadline: Millis | None = None
-    parent: str | None = None
     cancelling: Cancelling | None = None
     checkpoints: list[Checkpoint] = []
     signals: list[Arrived] = []
     ended: list[ShownEnd] = []
     missing: list[str] = []
-    group: str = ""
-    session: str = ""
-    version: str = ""
     labels: dict[str, str] = {}
     away: list[tuple[str, str]] = []
     """Key and run of its waits for runs of other partitions."""
 
 
-def claim_of(claim: ShownClaim, worker: int, serial: int) -> Claim:
+_NO_MORE = ShownMore()
+
+
+class ShownClaim(Struct, array_like=True):
+    """A claim; `number` tells it from the others of its exchange, `kind` is the number of its kind there."""
+
+    id: str
+    number: int
+    kind: int
+    input: str
+    created_at: Millis
+    attempt: int
+    more: ShownMore = _NO_MORE
+
+
+def claim_of(claim: ShownClaim, kinds: Sequence[Kind], worker: int, serial: int) -> Claim:
     """A claim that was made in an exchange, by its serial."""
+    kind, more = kinds[claim.kind], claim.more
     return Claim(
         ref=claim.id,
         token=(worker << 40) + (serial << 8) + claim.number,
         id=claim.id,
-        workflow=claim.workflow,
-        queue=claim.queue,
+        workflow=kind.workflow,
+        queue=kind.queue,
         input=claim.input,
         attempt=claim.attempt,
-        crashes=claim.crashes,
-        cut_off=claim.cut_off,
+        crashes=more.crashes,
+        cut_off=more.cut_off,
         created_at=claim.created_at,
-        deadline=claim.deadline,
-        parent=claim.parent,
-        cancelling=claim.cancelling,
-        checkpoints=claim.checkpoints[:PAGE],
-        signals=claim.signals[:PAGE],
-        ended=ends_of(claim.ended),
-        missing=claim.missing,
-        more_checkpoints=len(claim.checkpoints) > PAGE,
-        more_signals=len(claim.signals) > PAGE,
-        group=claim.group,
-        session=claim.session,
-        version=claim.version,
-        labels=claim.labels,
+        deadline=more.deadline,
+        parent=kind.parent or None,
+        cancelling=more.cancelling,
+        checkpoints=more.checkpoints[:PAGE],
+        signals=more.signals[:PAGE],
+        ended=ends_of(more.ended),
+        missing=more.missing[:],
+        more_checkpoints=len(more.checkpoints) > PAGE,
+        more_signals=len(more.signals) > PAGE,
+        group=kind.group,
+        session=kind.session,
+        version=kind.version,
+        labels=dict(more.labels),
     )
 
 

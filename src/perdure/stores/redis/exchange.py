@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perdure.model import Arrived, Fire, Millis, Overlap
 from perdure.stores.base import (
@@ -15,18 +18,23 @@ from perdure.stores.base import (
     Exchange,
     Exchanged,
     Existed,
+    Save,
     Seen,
+    Settle,
+    Told,
+    Watch,
 )
-from perdure.stores.redis.claims import ShownClaim, ShownEnd, claim_of, end_of, token_number, token_text
+from perdure.stores.redis.claims import Kind, ShownClaim, ShownEnd, claim_of, end_of, token_of, token_parts
 from perdure.stores.redis.pushes import Hands, Push
-from perdure.stores.redis.session import Session
+from perdure.stores.redis.session import Session, as_text, encode
 from perdure.stores.redis.starts import ask
 from perdure.stores.redis.timetable import Row, records
 
 
 class _Seen(Struct):
     id: str
-    token: str
+    worker: int
+    low: int
     key: str
     signal: Arrived | None = None
     ended: ShownEnd | None = None
@@ -34,7 +42,8 @@ class _Seen(Struct):
 
 
 class _Existed(Struct):
-    token: str
+    worker: int
+    low: int
     key: str
     id: str
     same: bool
@@ -44,11 +53,12 @@ class Reply(Struct):
     """What the script answers."""
 
     now: Millis
-    refused: list[str] = []
+    refused: list[tuple[int, int]] = []
     existed: list[_Existed] = []
     gone: bool = False
     claims: list[ShownClaim] = []
-    cancelled: list[tuple[str, Cancelling]] = []
+    kinds: list[Kind] = []
+    cancelled: list[tuple[int, int, Cancelling]] = []
     seen: list[_Seen] = []
     due: list[Row] = []
     next_at: Millis | None = None
@@ -67,6 +77,10 @@ class Reply(Struct):
 
 
 Replies = msgspec.msgpack.Decoder(Reply)
+
+
+WIDTH = 8
+"""How many values stand for a save, and for a settle, in their lists; the last one is what a cluster has changed."""
 
 
 async def exchange(db: Session, hands: Hands, said: Exchange) -> Exchanged:
@@ -94,18 +108,18 @@ def told_by(said: Exchange, reply: Reply) -> Exchanged:
     """The reply to an exchange."""
     return Exchanged(
         now=reply.now,
-        claims=[claim_of(each, said.worker, said.serial) for each in reply.claims],
-        refused=sorted(map(token_number, reply.refused)),
-        cancelled=[(token_number(token), why) for token, why in reply.cancelled],
+        claims=[claim_of(each, reply.kinds, said.worker, said.serial) for each in reply.claims],
+        refused=sorted({token_of(*parts) for parts in reply.refused}),
+        cancelled=[(token_of(worker, low), why) for worker, low, why in reply.cancelled],
         seen=[
-            Seen(each.id, token_number(each.token), each.key, each.signal, end_of(each.ended), each.missing)
+            Seen(each.id, token_of(each.worker, each.low), each.key, each.signal, end_of(each.ended), each.missing)
             for each in reply.seen
         ],
         next_at=reply.next_at,
         more=reply.more,
         due=records(reply.due),
         gone=reply.gone,
-        existed=[Existed(token_number(each.token), each.key, each.id, each.same) for each in reply.existed],
+        existed=[Existed(token_of(each.worker, each.low), each.key, each.id, each.same) for each in reply.existed],
     )
 
 
@@ -126,40 +140,55 @@ def asked_of(said: Exchange) -> dict[str, Any]:
     if said.skips:
         asked["skips"] = said.skips
     if said.saves:
-        asked["saves"] = [
-            {
-                "id": save.ref,
-                "token": token_text(save.token),
-                "checkpoint": save.checkpoint,
-                **({} if save.consumes is None else {"consumes": save.consumes}),
-                **({} if save.starts is None else {"starts": ask(save.starts, parent=str(save.ref))}),
-            }
-            for save in said.saves
-        ]
+        asked["saves"] = _flat(map(_save, said.saves))
     if said.settles:
-        asked["settles"] = [
-            {
-                "id": settle.ref,
-                "token": token_text(settle.token),
-                "to": settle.to,
-                "delay": settle.delay,
-                **({} if settle.body is None else {"body": settle.body}),
-                **({} if settle.cause is None else {"cause": settle.cause}),
-                **({"waits": settle.waits} if settle.waits else {}),
-            }
-            for settle in said.settles
-        ]
+        asked["settles"] = _flat(map(_settle, said.settles))
     if said.watches:
-        asked["watches"] = [
-            {"id": watch.ref, "token": token_text(watch.token), "wait": watch.wait} for watch in said.watches
-        ]
+        asked["watches"] = [{**_of(watch), "wait": watch.wait} for watch in said.watches]
     if said.told:
-        asked["told"] = [{"id": told.ref, "token": token_text(told.token), "status": told.status} for told in said.told]
+        asked["told"] = [{**_of(told), "status": told.status} for told in said.told]
     if said.owned is not None:
-        asked["owned"] = [{"id": ref, "token": token_text(token)} for ref, token in said.owned]
+        asked["owned"] = _flat((ref, *token_parts(token)) for ref, token in said.owned)
     if said.fires:
         asked["fires"] = [_fire(fire) for fire in said.fires]
     return asked
+
+
+def _of(said: Watch | Told) -> dict[str, Any]:
+    worker, low = token_parts(said.token)
+    return {"id": said.ref, "worker": worker, "low": low}
+
+
+def _flat(items: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """One list of all: scripts read that with half the work. So nothing in it is None, where their lists end."""
+    return [*chain.from_iterable(items)]
+
+
+def _save(save: Save) -> tuple[Any, ...]:
+    checkpoint = save.checkpoint
+    if checkpoint.position or checkpoint.saved_at:
+        checkpoint = replace(checkpoint, position=0, saved_at=0)  # The script adds them to what is packed.
+    return (
+        save.ref,
+        *token_parts(save.token),
+        checkpoint.key,
+        checkpoint.outcome,
+        as_text(encode(checkpoint)),
+        save.consumes or False,
+        save.starts is not None and ask(save.starts, parent=str(save.ref)),
+    )
+
+
+def _settle(settle: Settle) -> tuple[Any, ...]:
+    return (
+        settle.ref,
+        *token_parts(settle.token),
+        settle.to,
+        False if settle.body is None else settle.body,
+        settle.cause or False,
+        settle.delay,
+        settle.waits or False,
+    )
 
 
 def _fire(fire: Fire) -> dict[str, Any]:

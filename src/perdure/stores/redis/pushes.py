@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from perdure.model import Millis
 from perdure.stores.base import Claim, Exchange, Exchanged, Subscription
-from perdure.stores.redis.claims import ShownClaim, claim_of
+from perdure.stores.redis.claims import Kind, ShownClaim, claim_of
 from perdure.stores.redis.listen import ChannelSubscription, subscribe
 from perdure.stores.redis.url import Location
 
@@ -35,6 +35,7 @@ class Push(Struct):
     push: int
     serial: int
     claim: ShownClaim
+    kinds: list[Kind]
 
 
 _Pushes = msgspec.msgpack.Decoder(Push)
@@ -120,7 +121,7 @@ class Hand:
         if push.push in self._known:
             return False
         self._known.append(push.push)
-        self._claims.append(claim_of(push.claim, self._worker, push.serial))
+        self._claims.append(claim_of(push.claim, push.kinds, self._worker, push.serial))
         return True
 
 

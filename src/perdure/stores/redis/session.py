@@ -16,6 +16,18 @@ T = TypeVar("T")
 encode = msgspec.msgpack.Encoder().encode
 
 
+def as_text(packed: bytes) -> msgspec.Raw:
+    """What is packed already, as a part that scripts get as it is: they know texts alone, of whatever bytes."""
+    size = len(packed)
+    if size < 1 << 8:
+        header = b"\xd9" + size.to_bytes(1)
+    elif size < 1 << 16:
+        header = b"\xda" + size.to_bytes(2)
+    else:
+        header = b"\xdb" + size.to_bytes(4)
+    return msgspec.Raw(header + packed)
+
+
 class _Refusal(msgspec.Struct):
     refused: str
     said: list[Any] = msgspec.field(name="with")

@@ -30,7 +30,7 @@ from perdure.stores.redis import timetable, worker
 from perdure.stores.redis.cluster import waits
 from perdure.stores.redis.cluster.places import Places, Placing
 from perdure.stores.redis.cluster.rounds import Rounds, Unheard, Wakes
-from perdure.stores.redis.exchange import Replies, Reply, asked_of, told_by
+from perdure.stores.redis.exchange import WIDTH, Replies, Reply, asked_of, told_by
 from perdure.stores.redis.scripts import load
 from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.starts import ask
@@ -350,15 +350,15 @@ class Exchanger:
 
     def _asked(self, partition: int, said: Exchange, plan: _Plan) -> dict[str, Any]:
         asked = asked_of(said)
-        for settle, each in zip(said.settles, asked.get("settles", ()), strict=True):
+        for n, settle in enumerate(said.settles, 1):
             if settle.waits:
-                each["waits"] = [waits.marked(partition, wait, plan.over) for wait in settle.waits]
+                asked["settles"][n * WIDTH - 1] = [waits.marked(partition, wait, plan.over) for wait in settle.waits]
         placing = plan.placing.get(partition)
         if placing is not None:
-            for save, each in zip(said.saves, asked.get("saves", ()), strict=True):
+            for n, save in enumerate(said.saves, 1):
                 if save.starts is not None:
                     place = placing.place(save.starts.id)
-                    each["starts"] = ask(save.starts, parent=str(save.ref), place=place)
+                    asked["saves"][n * WIDTH - 1] = ask(save.starts, parent=str(save.ref), place=place)
             for fire, each in zip(said.fires, asked.get("fires", ()), strict=True):
                 each["starts"] = [ask(start, place=placing.place(start.id)) for start in fire.starts]
         return asked
@@ -388,7 +388,7 @@ class Exchanger:
             for claim, raw in zip(each.exchanged.claims, each.reply.claims, strict=True):
                 self._places.learn(claim.id, partition)
                 claim.ref = _outer(partition, claim.ref)
-                claims.append((claim, raw.away))
+                claims.append((claim, raw.more.away))
             for seen in each.exchanged.seen:
                 seen.ref = _outer(partition, seen.ref)
         mail: defaultdict[int, list[tuple[int, str, str]]] = defaultdict(list)

@@ -151,7 +151,7 @@ class Rounds:
         part.sessions, part.wants = reply.sessions, reply.wants
         part.looked = time.monotonic()
         if reply.claims:
-            part.after = reply.claims[-1].queue
+            part.after = reply.kinds[reply.claims[-1].kind].queue
         if reply.now >= self.clock[0]:
             self.clock = reply.now, part.looked
         self.schedules.update({row.name: partition for row in reply.due})

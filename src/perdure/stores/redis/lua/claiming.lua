@@ -1,6 +1,13 @@
 -- Claiming: what is ready for a worker, by turns of queues, and of a queue by priority, then place; within limits, rates
 -- and the sessions that the worker may own.
 
+local budgets -- of the namespace, queues and workflows, by KIND:NAME; nil when there are none
+local rated -- of groups
+local claimer -- {worker, serial, next token, sessions}
+local claimed, claimed_bytes
+local take, ready_names, claim_by_turns, claim_within_budgets, room_at
+
+do
 local ROUND = 256 -- The most runs that one script puts off for the rates of their groups.
 
 -- RATES. A bucket that holds `burst` runs and runs out by `count` of them in each `period`. `debt` is what is in it at the
@@ -35,9 +42,6 @@ local function read_budget(packed, scope)
     budget.left = budget.running
     return budget
 end
-
-local budgets -- of the namespace, queues and workflows, by KIND:NAME; nil when there are none
-local rated -- of groups
 
 local function read_budgets()
     local rows = call('HGETALL', K.budget)
@@ -113,15 +117,8 @@ end
 
 -- THE CLAIM
 
-local claimer -- {worker, serial, next token, sessions}
-local claimed, claimed_bytes
-
 resets[#resets + 1] = function()
     budgets, rated, claimed, claimed_bytes = nil, {}, {}, 0
-end
-
-local function token_of(worker, serial, number)
-    return string.format('%.0f-%.0f', worker, serial * 256 + number)
 end
 
 -- Whether a run fits into the bytes of this exchange; the first one does whatever its size, unless this goes on with
@@ -130,10 +127,9 @@ local function fits(run)
     return (#claimed == 0 and not args.first) or claimed_bytes + run.s.size + (run.s.kept_size or 0) <= args.bytes
 end
 
-local function take(run)
+function take(run)
     local s = change(run)
-    s.worker = claimer.worker
-    s.token = token_of(claimer.worker, claimer.serial, claimer.next)
+    s.worker, s.low = claimer.worker, claimer.serial * 256 + claimer.next
     if not s.begun then
         s.begun = now
         if run.fact.debounced then
@@ -142,7 +138,8 @@ local function take(run)
     end
     move(run, 'running')
     claimed_bytes = claimed_bytes + s.size + (s.kept_size or 0)
-    claimed[#claimed + 1] = { run = run, number = claimer.next }
+    run.number = claimer.next
+    claimed[#claimed + 1] = run
     claimer.next = claimer.next + 1
 end
 
@@ -150,7 +147,7 @@ local function ready_key(name)
     return P .. 'ready:' .. name
 end
 
-local function ready_names(worker)
+function ready_names(worker)
     return call('SINTER', P .. 'served:' .. worker, K.hot)
 end
 
@@ -174,7 +171,7 @@ local function in_turn(queues, after)
 end
 
 -- Claims where there is nothing to be looked at but what is ready. Returns whether there is more.
-local function claim_by_turns(names, slots, after)
+function claim_by_turns(names, slots, after)
     local lines, queues, cut_short = {}, {}, {}
     for _, name in ipairs(names) do
         local members = call('ZRANGE', ready_key(name), 0, math.max(slots, 1) - 1, 'WITHSCORES')
@@ -215,7 +212,7 @@ local function claim_by_turns(names, slots, after)
                     if not run.fact.session then
                         removed[head.name] = removed[head.name] or {}
                         table.insert(removed[head.name], head.member)
-                        run.s.ready = nil
+                        run.ready = false
                     end
                     take(run)
                     line.at, left = line.at + 1, left - 1
@@ -267,7 +264,7 @@ end
 
 -- Claims run by run, looking at budgets and sessions each time. Returns whether more may begin now, and when the first of
 -- those may that only a rate of their lane keeps.
-local function claim_within_budgets(names, slots, after)
+function claim_within_budgets(names, slots, after)
     read_budgets()
     local rooms = claimer.sessions - call('SCARD', P .. 'sessions:' .. claimer.worker)
     local heads, closed, lanes, opens, late = {}, {}, {}, nil, {}
@@ -402,7 +399,7 @@ local function claim_within_budgets(names, slots, after)
 end
 
 -- Until when the worker keeps the first of the sessions of which no run is there, if it may own no more of them.
-local function room_at(names)
+function room_at(names)
     local wanted = false
     for _, name in ipairs(names) do
         flush_set(ready_key(name))
@@ -420,4 +417,5 @@ local function room_at(names)
         end
     end
     return first
+end
 end

@@ -2,14 +2,15 @@
 --
 -- The one key is the prefix of all keys, a hash tag in braces: all keys of one namespace (of one partition in a cluster)
 -- lie in one slot. The first argument is the time by which the function goes, or "" for the server's; the second one holds
--- what is asked, packed; a third one says that runs are spread over partitions. The server keeps what is defined here from one call to the next: so all that belongs to a call is
--- made anew by `begin`, or by what a module puts down in `resets`.
+-- what is asked, packed; a third one says that runs are spread over partitions. The server keeps what is defined here from
+-- one call to the next: so all that belongs to a call is made anew by `begin_call`, or by what a module puts down in
+-- `resets`. What lies between a module's `do` and `end` is its own: a chunk of Lua has room for 200 locals.
 --
 -- A function reads a run once and writes it once, at its end. Nothing is written before all that can be refused has been
 -- looked at, so one that fails has changed nothing.
 --
 -- Keys (behind the prefix):
---   :run:ID         hash    f what never changes (JSON), s what does (a packed map), i input, first (when it continued with
+--   :run:ID         hash    f what never changes (JSON), s what does (see below), i input, first (when it continued with
 --                           another input), o outcome, st status, l labels (packed)
 --   :cp:ID          hash    checkpoints by key (packed), :cpo:ID zset of their keys by position
 --   :sig:ID         hash    signals by position (packed), :sigid:ID hash position by id,
@@ -261,7 +262,9 @@ end
 
 -- RUNS
 
-local runs, changed
+local runs
+local changed, changes -- the runs that are to be kept, and how many these are
+local NOTHING = {}
 -- What never changes is read once for all calls: few runs differ in it, where no group or parent makes them.
 local fact_cache, cached_facts = {}, 0
 local MOST_FACTS = 1000
@@ -283,57 +286,147 @@ local function facts(text)
     return known
 end
 
+-- What changes of a run is kept as numbers and a place, that most runs have, or may come to have: 0 is nothing. Behind
+-- them is what few have, as a packed map, if there is any. A fifth of what a map of all costs.
+local STATES = { 'queued', 'running', 'scheduled', 'waiting', 'succeeded', 'failed', 'cancelled' }
+local read_state, write_state
+do
+local LAYOUT = '<BBBdddddddddddddddc16'
+local LENGTH = 3 + 15 * 8 + 16
+local NO_PLACE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
+local HELD = { 'session', 'group', 'paused', 'rate' }
+local NO_SLOT = 255
+local RARE = {
+    'awaited', 'calls_back', 'cause', 'crashes', 'cut', 'errors', 'fired', 'heard', 'home', 'item', 'kept', 'opens',
+    'over', 'owner', 'schedule', 'seat', 'signals', 'waits', 'why',
+}
+local STATE_NUMBERS, HELD_NUMBERS = {}, {}
+for number = 1, #STATES do
+    STATE_NUMBERS[STATES[number]] = number
+end
+for number = 1, #HELD do
+    HELD_NUMBERS[HELD[number]] = number
+end
+
+function read_state(text)
+    local state, held, slot, seq, made, size, begun, done, finish, worker, low, settled_by, settled, attempt, positions,
+        kept_size, due, wake, place = struct.unpack(LAYOUT, text)
+    local s = {
+        state = STATES[state], held = HELD[held], slot = slot ~= NO_SLOT and slot or nil,
+        seq = seq, made = made, size = size,
+        begun = begun ~= 0 and begun or nil,
+        done = done ~= 0 and done or nil, finish = finish ~= 0 and finish or nil,
+        worker = worker ~= 0 and worker or nil, low = worker ~= 0 and low or nil, -- The two parts of its token.
+        settled_by = settled_by ~= 0 and settled_by or nil, settled = settled_by ~= 0 and settled or nil,
+        attempt = attempt ~= 0 and attempt or nil,
+        positions = positions ~= 0 and positions or nil, kept_size = kept_size ~= 0 and kept_size or nil,
+        due = due ~= 0 and due or nil, wake = wake ~= 0 and wake or nil,
+        place = place ~= NO_PLACE and place or nil,
+    }
+    if #text > LENGTH then
+        for name, value in pairs(unpacked(string.sub(text, LENGTH + 1))) do
+            s[name] = value
+        end
+    end
+    return s
+end
+
+function write_state(s)
+    local text = struct.pack(
+        LAYOUT, STATE_NUMBERS[s.state], s.held and HELD_NUMBERS[s.held] or 0, s.slot or NO_SLOT, s.seq, s.made, s.size,
+        s.begun or 0, s.done or 0, s.finish or 0, s.worker or 0, s.low or 0, s.settled_by or 0, s.settled or 0,
+        s.attempt or 0, s.positions or 0, s.kept_size or 0, s.due or 0, s.wake or 0, s.place or NO_PLACE
+    )
+    if s.awaited or s.calls_back or s.cause or s.crashes or s.cut or s.errors or s.fired or s.heard or s.home or s.item
+        or s.kept or s.opens or s.over or s.owner or s.schedule or s.seat or s.signals or s.waits or s.why
+    then
+        local rare = {}
+        for _, name in ipairs(RARE) do
+            rare[name] = s[name]
+        end
+        return text .. pack(rare)
+    end
+    return text
+end
+end
+
+-- Whether a run of no session is in the ready set, by what is kept of it.
+local function is_ready(s)
+    return s.state == 'queued' and not s.held and s.slot ~= 0
+end
+
+local note_found -- of a run of a group, see grouping.lua
+
 -- A run: its `id`, its `fact`s, and `s`, which is kept when `change` was said of it; nil when there is none. `whole` reads
 -- also what a claim brings: its `input`, and its `labels` as they are kept.
 local function find(id, whole)
     local run = runs[id]
     if run == nil then
-        local key = P .. 'run:' .. id
+        local key = K['run:'] .. id
         local got = whole and call('HMGET', key, 'f', 's', 'i', 'l') or call('HMGET', key, 'f', 's')
-        run = got[2] and { id = id, fact = facts(got[1]), s = unpacked(got[2]), input = got[3], labels = got[4] } or false
+        local text = got[2]
+        if not text then
+            runs[id] = false
+            return nil
+        end
+        local fact, s = facts(got[1]), read_state(text)
+        run = {
+            id = id, fact = fact, s = s, input = got[3], labels = got[4], ready = is_ready(s),
+            changed = false, number = nil, settle = nil, outcome = nil, -- There is room for what comes later.
+        }
+        if fact.group_name and note_found then
+            note_found(run)
+        end
         runs[id] = run
     end
     return run or nil
 end
 
--- What is left of the token of a claim without its worker.
-local function claim_low(run)
-    return tonumber(string.match(run.s.token, '-(%d+)$'))
-end
-
 local function change(run)
-    changed[run.id] = run
+    if not run.changed then
+        run.changed = true
+        changes = changes + 1
+        changed[changes] = run
+    end
     return run.s
 end
 
--- Keeps a field of the run's hash beside `s`; false removes it.
+-- Keeps the outcome of a run; false removes it.
+local function keep_outcome(run, body)
+    change(run)
+    run.outcome = body
+end
+
+-- Keeps another field of the run's hash beside `s`; false removes it.
 local function keep(run, field, value)
+    change(run)
     run.fields = run.fields or {}
     run.fields[field] = value
-    changed[run.id] = run
 end
 
 local function write(run)
-    local key, fields = P .. 'run:' .. run.id, run.fields
-    if not fields then
-        call('HSET', key, 's', pack(run.s))
-        return
-    end
-    local set, n, unset = { 's', pack(run.s) }, 2, nil
-    for field, value in pairs(fields) do
-        if value then
-            set[n + 1], set[n + 2] = field, value
-            n = n + 2
-        elseif not run.is_new then
-            unset = unset or {}
-            unset[#unset + 1] = field
+    local key, text, fields, outcome = K['run:'] .. run.id, write_state(run.s), run.fields, run.outcome
+    if run.is_new then
+        call('HSET', key, 'f', run.fact_text, 's', text, 'i', run.input)
+        if outcome then
+            call('HSET', key, 'o', outcome)
+        end
+    elseif outcome then
+        call('HSET', key, 's', text, 'o', outcome)
+    else
+        call('HSET', key, 's', text)
+        if outcome == false then
+            call('HDEL', key, 'o')
         end
     end
-    call('HSET', key, unpack(set))
-    if unset then
-        call('HDEL', key, unpack(unset))
+    for field, value in pairs(fields or NOTHING) do
+        if value then
+            call('HSET', key, field, value)
+        else
+            call('HDEL', key, field)
+        end
     end
-    run.fields = nil
+    run.changed, run.is_new, run.fields, run.outcome = false, nil, nil, nil
 end
 
 -- TELLING others, when all is written.
@@ -346,7 +439,7 @@ local new_timer
 
 resets[1] = function()
     pending, pending_keys, first_scores, numbers, new_numbers, counted = {}, {}, {}, {}, {}, {}
-    runs, changed = {}, {}
+    runs, changed, changes = {}, {}, 0
     telling, ended_runs, made_ready, new_timer = {}, {}, false, nil
 end
 
@@ -358,10 +451,12 @@ end
 local flushers = {}
 local function flush()
     flush_sets()
-    for _, run in pairs(changed) do
-        write(run)
+    for i = 1, changes do
+        if changed[i].changed then -- And not removed since.
+            write(changed[i])
+        end
     end
-    changed = {}
+    changed, changes = {}, 0
     for name in pairs(new_numbers) do
         call('HSET', K.n, name, numbers[name])
     end

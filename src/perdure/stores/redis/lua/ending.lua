@@ -89,7 +89,7 @@ local function finish(run, state, body, cause, number)
     move(run, state)
     s.held, s.why, s.over, s.cause = nil, nil, nil, cause
     s.done, s.finish = now, number or in_time.next('finish')
-    keep(run, 'o', body or false)
+    keep_outcome(run, body or false)
     if s.due then
         zrem(K.due, run.id)
     end
@@ -271,5 +271,5 @@ local function remove(run)
         call('HSET', P .. 'gone', id, s.home)
     end
     call('UNLINK', P .. 'run:' .. id)
-    changed[id], runs[id] = nil, false
+    run.changed, runs[id] = false, false
 end

@@ -1,4 +1,4 @@
--- uses: core holding seating grouping moving starting keeping ending claiming showing pushing scheduling
+-- uses: core holding seating grouping moving starting keeping ending claiming showing pushing scheduling settling
 -- flags: allow-oom
 -- One call per wake of a worker: saves, progress, settles, fires, due timers and deadlines, claims, and the reply.
 
@@ -19,37 +19,11 @@ local idle = claimer.sessions > 0 and first_score(K.idle)
 
 -- WHO SAYS WHAT. Whether each token owns its run is looked at before anything changes.
 
-local standing, refused = {}, {}
-local settling = {}
-for _, settle in ipairs(args.settles or {}) do
-    settling[settle.token] = true
-end
-
-local function look(said)
-    for _, each in ipairs(said or {}) do
-        local token = each.token
-        if not standing[token] then
-            local run = find(each.id)
-            if run and run.s.token == token then
-                standing[token] = 'owned'
-            elseif run and run.s.settled == token then
-                standing[token] = 'settled'
-                if not settling[token] then
-                    refused[#refused + 1] = token
-                end
-            else
-                standing[token] = 'lost'
-                refused[#refused + 1] = token
-            end
-        end
-    end
-end
-
-look(args.saves)
-look(args.told)
-look(args.settles)
-look(args.watches)
-look(args.owned)
+look_at(args.saves, SAVE)
+look_at_each(args.told)
+look_at(args.settles, SETTLE)
+look_at_each(args.watches)
+look_at(args.owned, 3)
 
 -- In a cluster: nothing is done while one of the runs that it makes is to be made elsewhere.
 if spread then
@@ -60,9 +34,10 @@ if spread then
             elsewhere[#elsewhere + 1] = { start.id, answer.place }
         end
     end
-    for _, save in ipairs(args.saves or {}) do
-        if save.starts and standing[save.token] == 'owned' then
-            look_at_place(save.starts)
+    local saves = args.saves
+    for at = 1, saves and #saves or 0, SAVE do
+        if saves[at] and saves[at + 7] then
+            look_at_place(saves[at + 7])
         end
     end
     for _, each in ipairs(args.fires or {}) do
@@ -75,165 +50,27 @@ if spread then
     end
 end
 
--- SAVES
+local existing = save_all(args.saves)
 
-local existing = {}
-for _, save in ipairs(args.saves or {}) do
-    if standing[save.token] == 'owned' then
-        local run, keeps = find(save.id), true
-        if save.starts then
-            local answer = begin(save.starts)
-            if answer ~= 0 and answer.existed then
-                existing[#existing + 1] = {
-                    token = save.token, key = save.checkpoint.key, id = answer.id, same = answer.same,
-                }
-                keeps = answer.same
-                if answer.id ~= save.starts.id then
-                    save.checkpoint.body = string.gsub(cjson.encode(answer.id), '\\/', '/')
-                end
-            end
-        end
-        if keeps then
-            keep_checkpoint(run, save.checkpoint)
-            if save.consumes then
-                consume(run, save.consumes, save.checkpoint.key)
-            end
-        end
-    end
-end
-
--- PROGRESS
-
-for _, told in ipairs(args.told or {}) do
-    if standing[told.token] == 'owned' then
-        keep(find(told.id), 'st', told.status)
+for _, told in ipairs(args.told or NOTHING) do
+    if told.run then
+        keep(told.run, 'st', told.status)
         tell('status')
     end
 end
 
--- SETTLES, in the order of the runs, so that it is known who of a group gets a slot first. Those that end runs finish
--- these in the order in which they were said.
-
-local ENDS = { succeeded = true, failed = true, cancelled = true }
-
--- Whether a wait of a parked run is true already.
-local function is_true(run, wait)
-    if wait.at and wait.at <= now then
-        return true
-    elseif wait.away then
-        return wait.over or (run.s.heard and run.s.heard[wait.target]) or false
-    elseif wait.what == 'signal' then
-        return first_signal(run, wait.target) ~= nil
-    elseif wait.what == 'run' then
-        local other = find(wait.target)
-        return not other or FINAL[other.s.state] or false
-    end
-    return false
-end
-
-local function park(run, waits)
-    local s = run.s
-    local first
-    for _, wait in ipairs(waits) do
-        if wait.at then
-            first = first and math.min(first, wait.at) or wait.at
-        end
-        local other = wait.what == 'run' and not wait.away and find(wait.target)
-        if other and not FINAL[other.s.state] then
-            call('SADD', P .. 'parked:' .. other.id, run.id)
-            change(other).awaited = true
-        end
-    end
-    s.waits = waits
-    keep(run, 'o', false)
-    move(run, 'waiting', first)
-end
-
-local function continue(run, input)
-    local s = run.s
-    drop_checkpoints(run)
-    drop_consumed(run)
-    if input then
-        keep(run, 'first', first_input(run))
-        keep(run, 'i', input)
-        s.size = #input
-    end
-    s.waits, s.attempt, s.crashes = nil, nil, nil
-    keep(run, 'o', false)
-    move(run, 'queued')
-end
-
-local settled, ends = {}, 0
-for _, settle in ipairs(args.settles or {}) do
-    if standing[settle.token] == 'owned' and settling[settle.token] then
-        settling[settle.token] = nil
-        settled[#settled + 1] = settle
-        settle.seq = find(settle.id).s.seq
-        if ENDS[settle.to] then
-            ends = ends + 1
-            settle.finish = ends
-        end
-    end
-end
-local finished = ends > 0 and in_time.take('finish', ends) or 0
-table.sort(settled, function(one, other)
-    return one.seq < other.seq
-end)
-
-local of_sessions, parked = false, {}
-for _, settle in ipairs(settled) do
-    local run = find(settle.id)
-    local s, to = change(run), settle.to
-    of_sessions = of_sessions or run.fact.session ~= nil
-    s.settled, s.cut = settle.token, nil
-    if s.why and not ENDS[to] then
-        to = 'release'
-    end
-    if ENDS[to] then
-        finish(run, to, settle.body, to == 'failed' and settle.cause or nil, finished + settle.finish)
-    elseif to == 'park' then
-        park(run, settle.waits or {})
-        parked[#parked + 1] = run
-    elseif to == 'retry' then
-        s.waits = nil
-        drop_errors(run)
-        give_back(run)
-        s.attempt = (s.attempt or 1) + 1
-        if settle.body then
-            keep(run, 'o', settle.body)
-        end
-        if (settle.delay or 0) > 0 then
-            move(run, 'scheduled', now + settle.delay)
-        else
-            move(run, 'queued')
-        end
-    elseif to == 'continue' then
-        continue(run, settle.body)
-    else
-        move(run, 'queued')
-    end
-end
-for _, run in ipairs(parked) do
-    for _, wait in ipairs(run.s.waits) do
-        if run.s.state == 'waiting' and is_true(run, wait) then
-            wake(run)
-        end
-    end
-end
-for _, settle in ipairs(settled) do
-    find(settle.id).s.heard = nil
-end
-if of_sessions then
-    rest()
-end
+local settled = settle_all(args.settles)
 
 -- WHAT IT HAS BY OUR WORD AND NOT BY ITS OWN, where it says all that it has: a server that took over from another one had
 -- not heard of the end of that. Nobody else would care for it as long as the worker lives.
 
 if known and args.owned and not args.repeated then
     local has = {}
-    for _, each in ipairs(args.owned) do
-        has[each.token] = true
+    for at = 1, #args.owned, 3 do
+        local run = args.owned[at]
+        if run and run.s.low == args.owned[at + 2] then
+            has[run.id] = true
+        end
     end
     local on_their_way = {}
     for _, id in ipairs(call('HVALS', P .. 'pushed:' .. worker)) do
@@ -242,7 +79,7 @@ if known and args.owned and not args.repeated then
     flush_set(P .. 'owned:' .. worker)
     for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
         local run = find(id)
-        if not has[run.s.token] and not on_their_way[id] then
+        if not has[id] and not on_their_way[id] then
             change(run).cut = nil
             move(run, 'queued')
             made_ready = true
@@ -320,9 +157,10 @@ if known then
         -- What the first one claimed stays claimed; only the slots that it left empty are filled.
         for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
             local run = find(id)
-            local low = claim_low(run)
+            local low = run.s.low
             if math.floor(low / 256) == args.serial and low % 256 < FIRST_PUSH then
-                claimed[#claimed + 1] = { run = run, number = low % 256 }
+                run.number = low % 256
+                claimed[#claimed + 1] = run
                 claimer.next = math.max(claimer.next, low % 256 + 1)
                 slots = slots - 1
             end
@@ -345,10 +183,10 @@ if known then
     if args.listens then
         park_worker(worker, args.serial, (args.draining or more_ready) and 0 or free - #claimed)
     end
-    if #claimed > 0 or #settled > 0 or made_ready then
+    if #claimed > 0 or settled > 0 or made_ready then
         tell('status')
     end
-    if (made_ready or (strict and #settled > 0)) and call('EXISTS', K.hot) == 1 then
+    if (made_ready or (strict and settled > 0)) and call('EXISTS', K.hot) == 1 then
         tell('work')
     end
 end
@@ -359,18 +197,20 @@ local reply = { now = now, refused = refused, existed = existing }
 if not known then
     reply.gone = true
 else
-    table.sort(claimed, function(one, other)
-        return one.number < other.number
-    end)
-    reply.claims = {}
-    for i, each in ipairs(claimed) do
-        reply.claims[i] = show(each)
+    if args.repeated then
+        table.sort(claimed, function(one, other)
+            return one.number < other.number
+        end)
     end
-    reply.pushes = pushes
+    local claims = {}
+    for i, run in ipairs(claimed) do
+        claims[i] = show(run)
+    end
+    reply.claims, reply.kinds, reply.pushes = claims, kinds, pushes
     for _, id in ipairs(call('SMEMBERS', P .. 'stop:' .. worker)) do
         local run = find(id)
         reply.cancelled = reply.cancelled or {}
-        table.insert(reply.cancelled, { run.s.token, reason(run.s) })
+        table.insert(reply.cancelled, { run.s.worker, run.s.low, reason(run.s) })
     end
     local due
     due, reply.due = due_schedules(args.skips or {}, DUE_SCHEDULES)
@@ -392,9 +232,10 @@ else
     end
 end
 if spread then
-    for _, save in ipairs(args.saves or {}) do
-        if save.starts then
-            places.give_up(save.starts)
+    local saves = args.saves
+    for at = 1, saves and #saves or 0, SAVE do
+        if saves[at + 7] then
+            places.give_up(saves[at + 7])
         end
     end
     for _, each in ipairs(args.fires or {}) do
@@ -403,30 +244,14 @@ if spread then
         end
     end
 end
-for _, watch in ipairs(args.watches or {}) do
-    if standing[watch.token] == 'owned' then
-        local run, wait = find(watch.id), watch.wait
-        if run.s.token == watch.token then
-            local seen
-            if wait.what == 'signal' then
-                local signal = first_signal(run, wait.target)
-                seen = signal and { signal = signal }
-            elseif wait.what == 'run' then
-                local other = find(wait.target)
-                if not other then
-                    seen = { missing = true }
-                elseif FINAL[other.s.state] then
-                    seen = { ended = ended_of(other) }
-                end
-            end
-            if not seen and wait.at and wait.at <= now then
-                seen = {}
-            end
-            if seen then
-                seen.id, seen.token, seen.key = watch.id, watch.token, wait.key
-                reply.seen = reply.seen or {}
-                table.insert(reply.seen, seen)
-            end
+for _, watch in ipairs(args.watches or NOTHING) do
+    local run = watch.run
+    if run and run.s.worker == watch.worker and run.s.low == watch.low then
+        local seen = seen_of(run, watch.wait)
+        if seen then
+            seen.id, seen.worker, seen.low, seen.key = watch.id, watch.worker, watch.low, watch.wait.key
+            reply.seen = reply.seen or {}
+            table.insert(reply.seen, seen)
         end
     end
 end

@@ -4,6 +4,9 @@
 -- lose it (they have not begun, or keep no slot), :begun all others with a slot; each by priority, then number.
 -- :late holds those that the group's rate has put off (state scheduled, held for `rate`), by priority, then place.
 
+local group_of, regroup, settle_group, join_group, leave_group
+
+do
 local function new_group(run)
     local most, paused = run.fact.group_limit or 1, nil
     local scope = call('HGET', K.scope, 'group:' .. run.fact.group)
@@ -17,7 +20,7 @@ local function new_group(run)
     }
 end
 
-local function group_of(run)
+function group_of(run)
     local name = run.fact.group_name
     return name and shared(groups, 'group', name, new_group, run) or nil
 end
@@ -53,11 +56,19 @@ local function kept_as(s)
     end
 end
 
+-- In which of the group's sets the run is, and as what it is counted, follows from what is kept of it: noted when that is
+-- read, and brought up to date with what becomes of it.
+function note_found(run)
+    local s = run.s
+    run.set, run.late, run.counted = group_set(run), s.held == 'rate', kept_as(s)
+    run.has_slot, run.runs_now = s.slot == 1, s.slot == 1 and s.state == 'running'
+end
+
 -- Brings the sets and counts of the group up to date with its run.
 local function note(run, group)
     local s = run.s
     local set = group_set(run)
-    local was = s.gset or ''
+    local was = run.set or ''
     if set ~= was then
         if was ~= '' then
             zrem(P .. was .. group.name, order(s.seq) .. run.id)
@@ -66,43 +77,43 @@ local function note(run, group)
             zadd(P .. set .. group.name, in_group(run))
         end
         group.lined = group.lined + (set == 'line:' and 1 or 0) - (was == 'line:' and 1 or 0)
-        s.gset = set ~= '' and set or nil
+        run.set = set
     end
     local late = s.held == 'rate'
-    if late ~= (s.late or false) then
+    if late ~= (run.late or false) then
         if late then
             zadd(P .. 'late:' .. group.name, rank(run))
         else
             zrem(P .. 'late:' .. group.name, s.place .. run.id)
         end
-        s.late = late or nil
+        run.late = late
     end
     local kept = kept_as(s)
-    if kept ~= s.counted then
-        if s.counted then
-            count(run.fact.lane, s.counted, -1)
+    if kept ~= run.counted then
+        if run.counted then
+            count(run.fact.lane, run.counted, -1)
         end
         if kept then
             count(run.fact.lane, kept, 1)
         end
-        s.counted = kept
+        run.counted = kept
     end
-    local has, had = s.slot == 1, s.has_slot or false
+    local has, had = s.slot == 1, run.has_slot or false
     if has ~= had then
         group.slots = group.slots + (has and 1 or -1)
-        s.has_slot = has or nil
+        run.has_slot = has
     end
-    local runs_now, ran = has and s.state == 'running', s.runs_now or false
+    local runs_now, ran = has and s.state == 'running', run.runs_now or false
     if runs_now ~= ran then
         group.running = group.running + (runs_now and 1 or -1)
-        s.runs_now = runs_now or nil
+        run.runs_now = runs_now
     end
     group.changed = true
 end
 
 -- Something about a run of a group was changed that this module decides on.
-local function regroup(run, group)
-    changed[run.id] = run
+function regroup(run, group)
+    change(run)
     note(run, group)
     follow(run)
 end
@@ -162,7 +173,7 @@ end
 -- comes or goes. What has not begun goes back into the line: what is too much, the last ones first, or all of it. What
 -- has begun keeps its slot; of those that are queued no more are let through, in order, than the limit leaves beside
 -- those that are running.
-local function settle_group(group)
+function settle_group(group)
     local key = P .. 'early:' .. group.name
     flush_set(key)
     local back = group.paused and group.slots or math.max(0, group.slots - group.most)
@@ -194,7 +205,7 @@ end
 
 -- A run comes into the queue of its group: it takes a free slot (if there is one, nobody is in the line), or stands in
 -- the line. If it comes before one that has a slot and may lose it, that one goes back into the line.
-local function join_group(run, group)
+function join_group(run, group)
     local s = run.s
     if s.slot == 1 then
         if group.paused then
@@ -230,9 +241,9 @@ local function join_group(run, group)
 end
 
 -- A run is not queued or running any more.
-local function leave_group(run, group, was)
+function leave_group(run, group, was)
     local s = run.s
-    local counted_before = s.has_slot and (was == 'queued' or was == 'running')
+    local counted_before = run.has_slot and (was == 'queued' or was == 'running')
     if FINAL[s.state] or (s.held ~= 'rate' and (run.fact.no_keep or s.slot == 2 or not s.begun)) then
         s.slot = 0
         s.held = nil
@@ -243,4 +254,5 @@ local function leave_group(run, group, was)
         settle_group(group)
     end
     admit(group)
+end
 end

@@ -4,26 +4,25 @@ local function size_of(id, key)
     return call('HSTRLEN', P .. 'cp:' .. id, key)
 end
 
--- Keeps a checkpoint at the run's next position, in place of what was kept under its key.
-local function keep_checkpoint(run, checkpoint)
-    local s = change(run)
-    local key, id = checkpoint.key, run.id
+-- Keeps a checkpoint at the run's next position, in place of what was kept under its key. It comes as a packed map of less
+-- than fourteen fields, so how many there are is in its first byte: position and time are added without unpacking it.
+local function keep_checkpoint(run, key, outcome, packed)
+    local s, id = change(run), run.id
     if s.positions then
         s.kept_size = (s.kept_size or 0) - size_of(id, key)
     end
     s.positions = (s.positions or 0) + 1
-    checkpoint.position, checkpoint.saved_at = s.positions, now
-    local packed = pack(checkpoint)
+    packed = string.char(string.byte(packed) + 2) .. string.sub(packed, 2) .. pack('position', s.positions, 'saved_at', now)
     s.kept_size = (s.kept_size or 0) + #packed
     call('HSET', P .. 'cp:' .. id, key, packed)
     zadd(P .. 'cpo:' .. id, s.positions, key)
-    if checkpoint.outcome == 'error' then
+    if outcome == 'error' then
         call('SADD', P .. 'cperr:' .. id, key)
         s.errors = true
     elseif s.errors then
         call('SREM', P .. 'cperr:' .. id, key)
     end
-    if checkpoint.outcome ~= 'open' and (s.crashes or 0) > 0 then
+    if outcome ~= 'open' and (s.crashes or 0) > 0 then
         s.crashes = nil
     end
 end

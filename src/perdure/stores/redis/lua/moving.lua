@@ -10,7 +10,7 @@ local function move(run, state, wake)
         if s.why then
             call('SREM', P .. 'stop:' .. s.worker, run.id)
         end
-        s.worker, s.token = nil, nil
+        s.worker, s.low = nil, nil
     end
     if s.wake and s.wake ~= wake then
         zrem(K.timer, run.id)

@@ -8,6 +8,9 @@
 -- behind those of its claims; with at most MOST_FREE of them for each time that it is parked no two have the same.
 
 local FIRST_PUSH, MOST_FREE = 128, 64
+local park_worker, push, unknown_pushes
+
+do
 local CANDIDATES = 3 -- How many parked workers are looked at.
 
 local function push_channel(worker)
@@ -15,7 +18,7 @@ local function push_channel(worker)
 end
 
 -- Parks a worker with so many free slots, or not any more.
-local function park_worker(worker, serial, slots)
+function park_worker(worker, serial, slots)
     if slots > 0 then
         call('HSET', K.parked, worker, pack({ slots = math.min(slots, MOST_FREE), serial = serial }))
     else
@@ -25,15 +28,16 @@ end
 
 -- A push as its worker gets it; `v` tells code of another version what to make of it.
 local function shown_push(run, number, serial)
-    local claim = show({ run = run, number = FIRST_PUSH + number % FIRST_PUSH })
-    return { v = 1, push = number, serial = serial, claim = claim }
+    reset_kinds()
+    run.number = FIRST_PUSH + number % FIRST_PUSH
+    return { v = 1, push = number, serial = serial, claim = show(run), kinds = kinds }
 end
 
 -- Gives a ready run to a worker that waits, if there is one; returns whether it did. Where there are limits, rates or
 -- sessions to look at, or others that come first, it is left to the next exchange.
-local function push(run)
+function push(run)
     local fact = run.fact
-    if not run.s.ready or fact.session then
+    if not run.ready or fact.session then
         return false
     end
     local workers = call('HRANDFIELD', K.parked, CANDIDATES)
@@ -63,7 +67,7 @@ local function push(run)
 end
 
 -- Forgets the pushes that a worker got, and returns its others, by their numbers.
-local function unknown_pushes(worker, got)
+function unknown_pushes(worker, got)
     local key = P .. 'pushed:' .. worker
     if #got > 0 then
         call('HDEL', key, unpack(got))
@@ -71,12 +75,12 @@ local function unknown_pushes(worker, got)
     local found, pushes = {}, call('HGETALL', key)
     for i = 1, #pushes, 2 do
         local run = find(pushes[i + 1])
-        if run and run.s.worker == worker and claim_low(run) % 256 >= FIRST_PUSH then
-            found[#found + 1] = shown_push(run, tonumber(pushes[i]), math.floor(claim_low(run) / 256))
+        if run and run.s.worker == worker and run.s.low % 256 >= FIRST_PUSH then
+            found[#found + 1] = shown_push(run, tonumber(pushes[i]), math.floor(run.s.low / 256))
         else
             call('HDEL', key, pushes[i])
         end
     end
     return found
 end
-
+end

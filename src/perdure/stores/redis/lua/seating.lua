@@ -1,18 +1,21 @@
 -- Sessions: at most 64 runs of a session are ready (`seat` 1), in :seats; the others are on the :bench (2). 3 runs, and 0
 -- is held otherwise. So ownership changes at a cost that does not depend on how many runs a session has.
 
+local session_of, rank, id_of, hand_over, rest, follow
+
+do
 local MOST_SEATS = 64
 
 local function new_session()
     return { runs = 0, seated = 0, benched = 0, other = 0 }
 end
 
-local function session_of(run)
+function session_of(run)
     local name = run.fact.session_name
     return name and shared(sessions, 'session', name, new_session) or nil
 end
 
-local function rank(run)
+function rank(run)
     return run.fact.priority, run.s.place .. run.id
 end
 
@@ -50,7 +53,7 @@ local function take_seat(run, session, seat)
     end
 end
 
-local function id_of(member)
+function id_of(member)
     return string.sub(member, 17)
 end
 
@@ -82,7 +85,7 @@ local function settle_seats(session)
 end
 
 -- Gives a session an owner, or none.
-local function hand_over(session, owner)
+function hand_over(session, owner)
     if session.owner == owner then
         return
     end
@@ -112,7 +115,7 @@ local function hand_over(session, owner)
 end
 
 -- Sets how long owners keep the sessions of which no run is there any more.
-local function rest()
+function rest()
     flush_set(K.idle)
     for _, name in ipairs(call('ZRANGEBYSCORE', K.idle, 0, 0)) do
         local session = shared(sessions, 'session', name)
@@ -127,17 +130,17 @@ local function rest()
 end
 
 -- The run comes into the ready set, unless something holds it, or leaves it: whatever has changed about it.
-local function follow(run)
+function follow(run)
     local s = run.s
     local session = session_of(run)
     if not session then
-        local ready = s.state == 'queued' and not s.held and s.slot ~= 0
-        if ready and not s.ready then
+        local ready = is_ready(s)
+        if ready and not run.ready then
             enter(run)
-        elseif s.ready and not ready then
+        elseif run.ready and not ready then
             leave_ready(run)
         end
-        s.ready = ready or nil
+        run.ready = ready
         return
     end
     local seat
@@ -167,4 +170,5 @@ local function follow(run)
         hand_over(session, s.worker)
     end
     settle_seats(session)
+end
 end

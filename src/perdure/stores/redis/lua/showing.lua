@@ -1,52 +1,87 @@
--- Claims as workers get them, with all that they need to go on.
+-- Claims as workers get them, with all that they need to go on: lists, and a map for what few have. What claims have in
+-- common is told once, as their kind.
 
-local function ended_of(run)
-    local outcome = call('HGET', P .. 'run:' .. run.id, 'o')
-    if run.fields and run.fields.o ~= nil then
-        outcome = run.fields.o
+local kinds
+local reset_kinds, ended_of, reason, show
+
+do
+local kind_numbers
+
+function reset_kinds()
+    kinds, kind_numbers = {}, {}
+end
+resets[#resets + 1] = reset_kinds
+
+local function kind_of(fact)
+    local number = kind_numbers[fact]
+    if not number then
+        number = #kinds
+        kind_numbers[fact] = number
+        kinds[number + 1] = {
+            fact.workflow, fact.queue, fact.version or '', fact.group or '', fact.session or '', fact.parent or false,
+        }
+    end
+    return number
+end
+
+function ended_of(run)
+    local outcome = run.outcome
+    if outcome == nil then
+        outcome = call('HGET', K['run:'] .. run.id, 'o')
     end
     return { id = run.id, state = run.s.state, body = outcome or nil }
 end
 
-local function reason(s)
+function reason(s)
     return { reason = s.why, deadline = s.over or false }
 end
 
-local function show(each)
-    local run = each.run
-    local s, fact = run.s, run.fact
-    if not run.input and not (run.fields and run.fields.i) then
-        run.input, run.labels = unpack(call('HMGET', P .. 'run:' .. run.id, 'i', 'l'))
-    end
-    local labels = run.fields and run.fields.l or run.labels
-    local claim = {
-        id = run.id, number = each.number, workflow = fact.workflow, queue = fact.queue,
-        input = run.fields and run.fields.i or run.input,
-        attempt = s.attempt, crashes = s.crashes, cut_off = s.cut, created_at = s.made, deadline = s.due,
-        parent = fact.parent, cancelling = s.why and reason(s) or nil,
-        group = fact.group, session = fact.session, version = fact.version,
+-- What few claims have; nil when there is nothing of it.
+local function more_of(run, labels)
+    local s = run.s
+    local shown = {
+        crashes = s.crashes, cut_off = s.cut, deadline = s.due, cancelling = s.why and reason(s) or nil,
         labels = labels and unpacked(labels) or nil,
     }
     if s.positions then
-        claim.checkpoints = checkpoints_of(run.id, 0, args.page + 1)
+        shown.checkpoints = checkpoints_of(run.id, 0, args.page + 1)
     end
     if s.signals then
-        claim.signals = waiting_signals(run, 0, args.page + 1)
+        shown.signals = waiting_signals(run, 0, args.page + 1)
     end
-    for _, wait in ipairs(s.waits or {}) do
+    for _, wait in ipairs(s.waits or NOTHING) do
         if wait.away then
-            claim.away = claim.away or {}
-            table.insert(claim.away, { wait.key, wait.target })
+            shown.away = shown.away or {}
+            table.insert(shown.away, { wait.key, wait.target })
         elseif wait.what == 'run' then
             local other = find(wait.target)
             if not other then
-                claim.missing = claim.missing or {}
-                table.insert(claim.missing, wait.key)
+                shown.missing = shown.missing or {}
+                table.insert(shown.missing, wait.key)
             elseif FINAL[other.s.state] then
-                claim.ended = claim.ended or {}
-                table.insert(claim.ended, ended_of(other))
+                shown.ended = shown.ended or {}
+                table.insert(shown.ended, ended_of(other))
             end
         end
     end
+    return shown
+end
+
+function show(run)
+    local s, fields = run.s, run.fields
+    if not run.input then
+        local found = call('HMGET', K['run:'] .. run.id, 'i', 'l')
+        run.input, run.labels = found[1], found[2]
+    end
+    local input, labels = run.input, run.labels
+    if fields then
+        input, labels = fields.i or input, fields.l or labels
+    end
+    local claim = { run.id, run.number, kind_of(run.fact), input, s.made, s.attempt or 1 }
+    if labels or s.crashes or s.cut or s.due or s.why or s.positions or s.signals or s.waits then
+        local more = more_of(run, labels)
+        claim[7] = next(more) and more -- An empty map would become a list.
+    end
     return claim
+end
 end

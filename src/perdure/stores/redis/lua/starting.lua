@@ -121,11 +121,9 @@ local function make(start, wait)
     know_lane(fact)
     local seq = in_time.next('seq')
     local s_new = { seq = seq, made = now, size = #start.input, home = start.place }
-    local run = { id = start.id, fact = fact, is_new = true, s = s_new }
+    local run = { id = start.id, fact = fact, is_new = true, s = s_new, fact_text = start.facts, input = start.input }
     local s = change(run)
     runs[run.id] = run
-    keep(run, 'f', start.facts)
-    keep(run, 'i', start.input)
     zadd(K.live, seq, run.id)
     if fact.parent then
         zadd(P .. 'kids:' .. fact.parent, seq, run.id)
@@ -149,7 +147,8 @@ local function make(start, wait)
         zadd(P .. 'items:' .. fact.batch, seq, run.id)
     end
     if start.labels then
-        keep(run, 'l', pack(start.labels))
+        run.labels = pack(start.labels)
+        keep(run, 'l', run.labels)
         for key, value in pairs(start.labels) do
             zadd(label_key(key, value), seq, run.id)
         end
@@ -171,14 +170,23 @@ local function make(start, wait)
     return run
 end
 
+-- The input of a run, and the one that it was started with, if that was another one.
+local function inputs_of(run)
+    local kept = run.fields
+    if kept and kept.i then
+        return kept.i, kept.first
+    elseif run.is_new then
+        return run.input
+    end
+    local found = call('HMGET', K['run:'] .. run.id, 'i', 'first')
+    return found[1], found[2]
+end
+
 -- A start with a unique key that a run has which has not begun: that one takes its input and its due time.
 local function replace(run, start)
     local s = change(run)
     local due, deadline = begins(start)
-    local first, input = unpack(call('HMGET', P .. 'run:' .. run.id, 'first', 'i'))
-    if run.fields and run.fields.i then
-        input = run.fields.i
-    end
+    local input, first = inputs_of(run)
     keep(run, 'first', first or input)
     keep(run, 'i', start.input)
     s.size = s.size + #start.input - #input
@@ -199,10 +207,7 @@ end
 
 -- The input that a run was started with, whatever it has continued with since.
 local function first_input(run)
-    if run.fields and run.fields.i then
-        return run.fields.first or run.fields.i
-    end
-    local first, input = unpack(call('HMGET', P .. 'run:' .. run.id, 'first', 'i'))
+    local input, first = inputs_of(run)
     return first or input
 end
 

@@ -2,7 +2,6 @@
 -- bounded number of runs. Whoever asks goes on from where it stopped.
 
 local LOOKED_AT = 250
-local STATES = { 'queued', 'running', 'scheduled', 'waiting', 'succeeded', 'failed', 'cancelled' }
 
 local query -- which runs are asked for
 local states, any_state, only_state -- in which states

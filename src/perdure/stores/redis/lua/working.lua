@@ -49,7 +49,7 @@ local function suspicion(suspects)
     end
     for _, run in ipairs(suspects) do
         if (run.s.crashes or 0) == most then
-            blamed, last = blamed + 1, math.max(last, claim_low(run))
+            blamed, last = blamed + 1, math.max(last, run.s.low)
         end
     end
     return most, blamed, last
@@ -74,7 +74,7 @@ local function take_back(number, judged)
             local longest = longest_pause(crashes)
             if blamed == 1 then
                 pause = math.floor(math.random() * longest)
-            elseif claim_low(run) ~= last then
+            elseif run.s.low ~= last then
                 pause = math.floor(longest / 2 + math.random() * longest / 2)
             end
         end
