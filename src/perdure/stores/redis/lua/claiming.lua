@@ -172,9 +172,10 @@ end
 
 -- Claims where there is nothing to be looked at but what is ready. Returns whether there is more.
 function claim_by_turns(names, slots, after)
-    local lines, queues, cut_short = {}, {}, {}
+    local lines, queues = {}, {}
     for _, name in ipairs(names) do
-        local members = call('ZRANGE', ready_key(name), 0, math.max(slots, 1) - 1, 'WITHSCORES')
+        -- One more than there is room for, which tells that there is more.
+        local members = call('ZRANGE', ready_key(name), 0, slots, 'WITHSCORES')
         if #members == 0 then
             cool(name)
         else
@@ -186,9 +187,6 @@ function claim_by_turns(names, slots, after)
                 queues[#queues + 1] = queue
             end
             line.names = (line.names or 0) + 1
-            if #members >= 2 * slots then
-                cut_short[#cut_short + 1] = name
-            end
             for i = 1, #members, 2 do
                 line[#line + 1] = { member = members[i], priority = tonumber(members[i + 1]), name = name }
             end
@@ -229,12 +227,6 @@ function claim_by_turns(names, slots, after)
     end
     for _, line in pairs(lines) do
         if line[line.at] then
-            return true
-        end
-    end
-    for _, name in ipairs(cut_short) do
-        flush_set(ready_key(name)) -- Runs of sessions leave it like that.
-        if call('EXISTS', ready_key(name)) == 1 then
             return true
         end
     end

@@ -14,6 +14,12 @@ if args.rooms and known then
 end
 claimer = { worker = worker, serial = args.serial, next = args.first or 0, sessions = tonumber(most_sessions or 0) }
 
+-- Most exchanges find nothing of all these, and one look tells so. What they come from can't come to be in this one.
+local plain = call('EXISTS', K.timer, K.due, K.slots, K.budget, K.rated, P .. 'stop:' .. worker) == 0
+if plain then
+    first_scores[K.timer], first_scores[K.due] = false, false -- Until something is added.
+end
+
 -- Sessions that have no run any more from now on are seen to by the next exchange.
 local idle = claimer.sessions > 0 and first_score(K.idle)
 
@@ -168,7 +174,7 @@ if known then
     end
     slots = more_late and 0 or math.max(0, slots)
     local names = ready_names(worker)
-    local strict = call('EXISTS', K.budget, K.rated) > 0
+    local strict = not plain and call('EXISTS', K.budget, K.rated) > 0
     for _, name in ipairs(names) do
         strict = strict or string.sub(name, -1) == '@'
     end
@@ -207,13 +213,15 @@ else
         claims[i] = show(run)
     end
     reply.claims, reply.kinds, reply.pushes = claims, kinds, pushes
-    for _, id in ipairs(call('SMEMBERS', P .. 'stop:' .. worker)) do
+    for _, id in ipairs(plain and NOTHING or call('SMEMBERS', P .. 'stop:' .. worker)) do
         local run = find(id)
         reply.cancelled = reply.cancelled or {}
         table.insert(reply.cancelled, { run.s.worker, run.s.low, reason(run.s) })
     end
     local due
-    due, reply.due = due_schedules(args.skips or {}, DUE_SCHEDULES)
+    if not plain then
+        due, reply.due = due_schedules(args.skips or {}, DUE_SCHEDULES)
+    end
     for _, time in pairs({ first_score(K.timer) or nil, first_score(K.due) or nil, due or nil, opens, room }) do
         reply.next_at = reply.next_at and math.min(reply.next_at, time) or time
     end
