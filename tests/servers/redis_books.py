@@ -82,6 +82,7 @@ class Books:
             if families.get(name) != expected.get(name)
         ]
         counts = {name: int(number) for name, number in self.kept.get("counts", {}).items()}
+        lanes = {run["lane"] for run in self.runs.values()}
         groups = {
             name: {field: kept[field] for field in ("slots", "running", "lined", "runs")}
             for name, kept in self.groups.items()
@@ -94,6 +95,13 @@ class Books:
             ("counts", counts, self._expected_counts()),
             ("groups", groups, self._expected_groups()),
             ("sessions", sessions, self._expected_sessions()),
+            ("lanes", {*self.kept.get("lanes", ())}, lanes),
+            ("lanes that may have something ready", self._unknown("hot", lanes), set()),
+            *(
+                (f"lanes of {name}", self._unknown(name, lanes), set())
+                for name in self.kept
+                if name.startswith("served:")
+            ),
             ("unique", self._family("unique"), self._expected_keys()),
             ("sizes", *self._sizes()),
         ):
@@ -140,6 +148,10 @@ class Books:
                 run["place"] = place.decode("latin-1")
             found.append(run)
         return found
+
+    def _unknown(self, name: str, lanes: set[str]) -> set[str]:
+        """Ready sets that something names, but not of these lanes."""
+        return {each for each in self.kept.get(name, ()) if each[: each.rindex(";") + 1] not in lanes}
 
     def _family(self, kind: str) -> dict[str, Any]:
         return {name.split(":", 1)[1]: kept for name, kept in self.kept.items() if name.startswith(f"{kind}:")}

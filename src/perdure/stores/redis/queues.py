@@ -31,7 +31,7 @@ _rows = msgspec.msgpack.Decoder(list[Row])
 
 
 async def report(db: Session) -> list[QueueReport]:
-    """What is in each queue that was ever used, or for which something is set, by name."""
+    """What is in each queue that has runs, or for which something is set, by name."""
     found = await look(db)
     records = await limits.limits(db)
     return compose(found.rows, records, left_of(found.budgets, found.running), found.now)

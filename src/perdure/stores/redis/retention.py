@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from perdure.errors import RunNotEnded
-from perdure.model import Retention, State
+from perdure.model import Millis, Retention, State
+from perdure.stores.redis import endings
 from perdure.stores.redis.control import explain
+from perdure.stores.redis.endings import Line
 from perdure.stores.redis.session import Refused, Session
 from perdure.stores.shared.retention import choose
 
@@ -19,7 +20,6 @@ _RUNS = 100
 """The most runs that one script removes,"""
 _ROWS = 2000
 """and the most checkpoints and signals with them, unless it is one run: they bound how long a server is kept busy."""
-_ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 
 
 _NOT_COUNTED: dict[Retention, int] = {}
@@ -27,12 +27,48 @@ _NOT_COUNTED: dict[Retention, int] = {}
 
 class _Pruned(Struct):
     removed: int
-    more: bool
+    taken: int
+    """How many of the runs it was asked for were taken up."""
+    young: list[str] = []
+    """Those of them that did not end so long ago."""
+    more: bool = False
+    """Whether there may be more batches without runs."""
 
 
 _Prunings = msgspec.msgpack.Decoder(_Pruned)
-_Lanes = msgspec.msgpack.Decoder(list[tuple[str, str]])
 _Cursors = msgspec.msgpack.Decoder(tuple[str, bool])
+
+
+class _Policy:
+    """What a policy lets go, one after the other."""
+
+    def __init__(self, policy: Retention, line: Line, now: Millis, last: int | None) -> None:
+        self.line = line
+        self.over = False
+        """Whether one came that is to stay, as all that come after it."""
+        self._surplus = 0 if policy.count is None or last is not None else line.total - policy.count
+        self._last = -1 if last is None else last
+        self._latest = None if policy.age is None else now - policy.age
+
+    def next(self) -> _Going | None:
+        """The next one that goes."""
+        following = None if self.over else self.line.next
+        if following is None:
+            return None
+        number, run_id = following
+        if self.line.before < self._surplus or number <= self._last:
+            return _Going(number, run_id, None, self)
+        self.over = self._latest is None or self.line.since > self._latest
+        return None if self.over else _Going(number, run_id, self._latest, self)
+
+
+class _Going(NamedTuple):
+    """A run that a policy lets go, but if it ended later than it may."""
+
+    number: int
+    run_id: str
+    latest: Millis | None
+    policy: _Policy
 
 
 async def prune(
@@ -42,46 +78,40 @@ async def prune(
     `last` says, where others have counted, in a cluster: the last in the order of finishing that is beyond the count of
     a policy.
 
-    A call takes up so many of them; what policies say is looked at anew in each.
+    Each call of a script looks at, or takes up, so many of them, whatever the number of lanes.
     """
     await _let_go(db)
-    places = await places_of(db, policies)
-    asked: dict[str, Any] = {
-        "policies": [_policy(policy, found, last.get(policy)) for policy, found in places.items()],
-        "rows": _ROWS,
-    }
+    found = await endings.read(db, policies)
+    held = [_Policy(policy, line, found.now, last.get(policy)) for policy, line in found.lines.items()]
+    asked: dict[str, Any] = {"rows": _ROWS, "limit": _RUNS}
     empty = choose(policies, "", State.SUCCEEDED)
     if empty is not None and empty.age is not None:
         asked["empty"] = empty.age
-    removed, more = 0, True
-    while more and removed < limit:
-        asked["limit"] = min(_RUNS, limit - removed)
-        found = await db.call("prune", asked, durable=True, reads=_Prunings)
-        removed += found.removed
-        more = found.more
+    removed, more = 0, "empty" in asked
+    going: list[_Going] = []
+    while removed < limit:
+        going += await _choose(held, min(_RUNS, limit - removed) - len(going))
+        if not (going or more):
+            break
+        asked["runs"] = [(each.run_id, each.number, each.latest) for each in going]
+        pruned = await db.call("prune", asked, durable=True, reads=_Prunings)
+        removed, more = removed + pruned.removed, pruned.more
+        for each in going[: pruned.taken]:
+            each.policy.over |= each.run_id in pruned.young
+        going = going[pruned.taken :]
     return removed
 
 
-async def places_of(db: Session, policies: Sequence[Retention]) -> dict[Retention, list[tuple[str, State]]]:
-    """Lanes and outcomes for which each policy holds."""
-    places: dict[Retention, list[tuple[str, State]]] = defaultdict(list)
-    for lane, workflow in await db.call("lanes", reads=_Lanes):
-        for state in _ENDED:
-            policy = choose(policies, workflow, state)
-            if policy is not None:
-                places[policy].append((lane, state))
-    return places
-
-
-def _policy(policy: Retention, places: list[tuple[str, State]], last: int | None) -> dict[str, Any]:
-    asked: dict[str, Any] = {"places": places}
-    if last is not None:
-        asked["last"] = last
-    if policy.age is not None:
-        asked["age"] = policy.age
-    if policy.count is not None:
-        asked["count"] = policy.count
-    return asked
+async def _choose(policies: Sequence[_Policy], most: int) -> list[_Going]:
+    """The next runs that policies let go, oldest end first."""
+    chosen: list[_Going] = []
+    while len(chosen) < most:
+        first = min((each for each in map(_Policy.next, policies) if each), default=None)
+        if first is None:
+            break
+        chosen.append(first)
+        await first.policy.line.step()
+    return chosen
 
 
 async def _let_go(db: Session) -> None:

@@ -53,8 +53,8 @@ def read_rows(rows: str | None) -> list[Row]:
 def compose(
     rows: Iterable[Row], records: Iterable[LimitRecord], left: Mapping[Scope, Budget], now: Millis
 ) -> list[QueueReport]:
-    """Reports on each queue that was ever used, or for which something is set, by name. `rows` say what is in each
-    lane, by kind."""
+    """Reports on each queue that has lanes, or for which something is set, by name. `rows` say what is in each lane,
+    by kind. A lane is there while it has runs; on SQLite and PostgreSQL it stays when these are gone."""
     queues: defaultdict[str, _Queue] = defaultdict(_Queue)
     for row in rows:
         _add(queues[row.queue], row)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import msgspec
-
-from perdure.model import Retention, State
-from perdure.stores.redis import retention
+from perdure.model import Retention
+from perdure.stores.redis import endings, retention
 from perdure.stores.redis.cluster.parts import together
 from perdure.stores.redis.cluster.places import Places
+from perdure.stores.redis.endings import Line
 from perdure.stores.redis.session import Session
 
 _NUMBERS_A_MILLISECOND = 100
 """As scripts number what has ended."""
-
-_Oldest = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, list[int]]]])
 
 
 async def prune(places: Places, policies: Sequence[Retention], limit: int) -> int:
@@ -49,9 +46,8 @@ async def _choose(
     """How many runs of each partition are to go, and the last one in each that is beyond the count of a policy."""
 
     async def oldest(session: Session) -> tuple[int, dict[Retention, tuple[int, list[int]]]]:
-        found: dict[Retention, list[tuple[str, State]]] = await retention.places_of(session, policies)
-        now, told = await session.call("oldest", {"policies": [*found.values()], "limit": limit}, reads=_Oldest)
-        return now, dict(zip(found, told, strict=True))
+        found = await endings.read(session, policies)
+        return found.number, {policy: (line.total, await _numbers(line, limit)) for policy, line in found.lines.items()}
 
     found = await places.parts.each(oldest)
     last: list[dict[Retention, int]] = [{} for _ in found]
@@ -72,6 +68,15 @@ async def _choose(
             if n < beyond or (policy.age is not None and number < _end(found[partition][0], policy.age))
         ]
     return Counter(partition for _, partition in sorted(going)[:limit]), last
+
+
+async def _numbers(line: Line, most: int) -> list[int]:
+    """Those of the first runs."""
+    found: list[int] = []
+    while len(found) < most and line.next is not None:
+        found.append(line.next[0])
+        await line.step()
+    return found
 
 
 def _end(now: int, age: int) -> int:

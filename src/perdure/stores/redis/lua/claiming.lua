@@ -316,25 +316,75 @@ function claim_within_budgets(names, slots, after)
         end
     end
 
-    while true do
-        local best, queues = {}, {}
-        for _, name in ipairs(names) do
-            local head = head_of(name)
-            if head and open(name) then
-                local queue = lanes[name].queue
-                if not best[queue] then
-                    queues[#queues + 1] = queue
-                    best[queue] = head
-                elseif by_rank(head, best[queue]) then
-                    best[queue] = head
-                end
+    -- The queues in their turns, each with the heads of its ready sets by rank, worked out once: a claim changes one of
+    -- them. Those of lanes that are closed stay until they come first.
+    local queues, lines, turn
+
+    local function insert(line, head)
+        local low, high = 1, #line + 1
+        while low < high do
+            local middle = math.floor((low + high) / 2)
+            if by_rank(line[middle], head) then
+                low = middle + 1
+            else
+                high = middle
             end
         end
-        if #queues == 0 then
+        table.insert(line, low, head)
+    end
+
+    local function look()
+        queues, lines, turn = {}, {}, 1
+        for _, name in ipairs(names) do
+            local head = head_of(name)
+            if head then
+                lanes[name] = lanes[name] or lane_of(name)
+                local queue = lanes[name].queue
+                if not lines[queue] then
+                    lines[queue] = {}
+                    queues[#queues + 1] = queue
+                end
+                table.insert(lines[queue], head)
+            end
+        end
+        for _, line in pairs(lines) do
+            table.sort(line, by_rank)
+        end
+        in_turn(queues, after)
+    end
+
+    -- The head that comes next; queues that have none any more lose their turns.
+    local function next_head()
+        while queues[turn] do
+            local line = lines[queues[turn]]
+            while line[1] and not open(line[1].name) do
+                table.remove(line, 1)
+            end
+            if line[1] then
+                return line[1]
+            end
+            table.remove(queues, turn)
+            turn = queues[turn] and turn or 1
+        end
+    end
+
+    -- The first one of a queue is not the head of its ready set any more.
+    local function step(head)
+        local line = lines[lanes[head.name].queue]
+        table.remove(line, 1)
+        heads[head.name] = nil
+        local following = head_of(head.name)
+        if following then
+            insert(line, following)
+        end
+    end
+
+    look()
+    while true do
+        local head = next_head()
+        if not head then
             break
         end
-        local queue = in_turn(queues, after)[1]
-        local head = best[queue]
         local run = find(id_of(head.member))
         local rate = group_rate(run)
         if slots <= 0 or #late >= ROUND then
@@ -344,7 +394,7 @@ function claim_within_budgets(names, slots, after)
             -- It stays where it is until all is claimed, and is passed over.
             late[#late + 1] = run
             passed[head.member] = true
-            heads[head.name] = nil
+            step(head)
         elseif not fits(run) then
             more = true
             break
@@ -364,17 +414,20 @@ function claim_within_budgets(names, slots, after)
                 rooms = rooms - 1
                 own_names()
             end
+            take(run)
+            slots, after = slots - 1, queues[turn]
             if run.fact.session then
                 heads, put = {}, {} -- Others of its session come and go.
+                look()
+            else
+                step(head)
+                turn = turn % #queues + 1
             end
-            take(run)
-            heads[head.name] = nil
-            slots, after = slots - 1, queue
         end
     end
-    for name in pairs(closed) do
-        local opens_then = lane_opens(name)
-        if opens_then then
+    for name, head in pairs(heads) do
+        local opens_then = head and lane_opens(name)
+        if opens_then and opens_then > now then
             opens = opens and math.min(opens, opens_then) or opens_then
         end
     end

@@ -22,7 +22,7 @@
 --   :ready:NAME     zset    the ready set: claimable runs by priority, then place. NAME is a lane, with the owner of the
 --                           session behind it, where the run belongs to one: LANE@WORKER, or LANE@ for nobody's yet
 --   :hot            set     names of ready sets that may have something
---   :lanes          hash    lanes (packed), by name; :served:WORKER set of the names that a worker claims from
+--   :lanes          hash    lanes (packed) with runs, by name; :served:WORKER set of the names that a worker claims from
 --   :counts         hash    how many runs a lane has in a state, by STATE:LANE; and how many of the queued or scheduled ones
 --                           wait for their group ("group", "group paused", "rate") or on a bench ("session")
 --   :timer :due     zset    runs by the time at which they wake, by deadline

@@ -203,11 +203,62 @@ local function drop_signals(id)
     call('UNLINK', P .. 'sig:' .. id, P .. 'sigid:' .. id, P .. 'sigw:' .. id, P .. 'sign:' .. id)
 end
 
+-- LANES go with their last run, and nobody serves them any more: the next run makes its lane anew, which finds again who
+-- serves it, and whether it is paused.
+
+local leave_lane
+do
+    local left -- lanes of which runs were removed, by name
+
+    resets[#resets + 1] = function()
+        left = {}
+    end
+
+    function leave_lane(lane)
+        left[lane] = true
+    end
+
+    local function has_runs(lane)
+        local fields = {}
+        for i, state in ipairs(STATES) do
+            fields[i] = lane_name(state, lane)
+        end
+        for _, runs in ipairs(call('HMGET', K.counts, unpack(fields))) do
+            if runs then
+                return true
+            end
+        end
+        return false
+    end
+
+    -- When the counts are kept.
+    flushers[#flushers + 1] = function()
+        local workers
+        for lane in pairs(left) do
+            if not has_runs(lane) then
+                call('HDEL', K.lanes, lane)
+                srem(K.hot, lane)
+                srem(K.hot, lane .. '@')
+                workers = workers or call('HKEYS', K.workers)
+                for _, worker in ipairs(workers) do
+                    local own, served = lane .. '@' .. worker, P .. 'served:' .. worker
+                    srem(K.hot, own)
+                    srem(served, lane)
+                    srem(served, lane .. '@')
+                    srem(served, own)
+                end
+            end
+        end
+        left = {}
+    end
+end
+
 -- Removes a run that has ended, with all that is kept of it, and wakes those that are parked for it.
 local function remove(run)
     local s, fact, id = run.s, run.fact, run.id
     unfinish(run)
     count(fact.lane, s.state, -1)
+    leave_lane(fact.lane)
     local key = unique_key(fact)
     if key then
         zrem(P .. 'taken:' .. key, id)
