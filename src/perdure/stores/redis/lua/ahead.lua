@@ -10,12 +10,12 @@ local fact = run.fact
 local priority, member = fact.priority, (run.s.place or order(run.s.seq) .. order(0)) .. run.id
 
 -- How many members of a ready set come before the run: by halves, since it need not be in there itself.
-local function before(key)
+local function ahead_in(key)
     local low = call('ZCOUNT', key, '-inf', '(' .. priority)
     local high = call('ZCOUNT', key, '-inf', priority)
     while low < high and low < args.most do
         local middle = math.floor((low + high) / 2)
-        if call('ZRANGE', key, middle, middle)[1] < member then
+        if before(call('ZRANGE', key, middle, middle)[1], member) then
             low = middle + 1
         else
             high = middle
@@ -37,9 +37,9 @@ local ahead = 0
 if #served > 0 then
     for _, name in ipairs(call('SUNION', unpack(served))) do
         if lane_of(name).queue == fact.queue and call('HEXISTS', K.lanes, name) == 1 then
-            ahead = ahead + before(P .. 'ready:' .. name)
+            ahead = ahead + ahead_in(P .. 'ready:' .. name)
             if owner then
-                ahead = ahead + before(P .. 'ready:' .. name .. '@' .. owner)
+                ahead = ahead + ahead_in(P .. 'ready:' .. name .. '@' .. owner)
             end
         end
     end

@@ -155,7 +155,7 @@ local function by_rank(one, other)
     if one.priority ~= other.priority then
         return one.priority < other.priority
     end
-    return one.member < other.member
+    return before(one.member, other.member)
 end
 
 -- The queues in their order, those behind `after` first.
@@ -198,7 +198,7 @@ function claim_by_turns(names, slots, after)
         end
     end
     in_turn(queues, after)
-    local removed, left, full = {}, slots, false
+    local removed, of_sessions, left, full = {}, {}, slots, false
     while left > 0 and #queues > 0 and not full do
         local going_on = {}
         for _, queue in ipairs(queues) do
@@ -207,7 +207,9 @@ function claim_by_turns(names, slots, after)
             if head and left > 0 and not full then
                 local run = find(id_of(head.member), true)
                 if fits(run) then
-                    if not run.fact.session then
+                    if run.fact.session then
+                        of_sessions[head.name] = true
+                    else
                         removed[head.name] = removed[head.name] or {}
                         table.insert(removed[head.name], head.member)
                         run.ready = false
@@ -227,6 +229,12 @@ function claim_by_turns(names, slots, after)
     end
     for _, line in pairs(lines) do
         if line[line.at] then
+            return true
+        end
+    end
+    for name in pairs(of_sessions) do
+        flush_set(ready_key(name))
+        if call('EXISTS', ready_key(name)) == 1 then -- Another run has taken the seat that one left.
             return true
         end
     end

@@ -164,7 +164,7 @@ local function queued_holders(group)
         if one.priority ~= other.priority then
             return one.priority < other.priority
         end
-        return one.member < other.member
+        return before(one.member, other.member)
     end)
     return found
 end
@@ -233,7 +233,7 @@ function join_group(run, group)
     if last[1] then
         local priority, member = in_group(run)
         local theirs = tonumber(last[2])
-        if theirs > priority or (theirs == priority and last[1] > member) then
+        if theirs > priority or (theirs == priority and before(member, last[1])) then
             to_line(find(member_id(last[1])), group)
             admit(group)
         end

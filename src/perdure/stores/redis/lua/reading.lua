@@ -50,7 +50,7 @@ local holder_in = cached('holder', function(name)
     for _, set in ipairs({ 'early:', 'begun:' }) do
         local found = call('ZRANGE', P .. set .. name, 0, 0, 'WITHSCORES')
         local theirs = tonumber(found[2])
-        if theirs and (not first or theirs < priority or (theirs == priority and found[1] < first)) then
+        if theirs and (not first or theirs < priority or (theirs == priority and before(found[1], first))) then
             first, priority = found[1], theirs
         end
     end
