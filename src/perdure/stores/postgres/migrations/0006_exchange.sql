@@ -478,7 +478,7 @@ BEGIN
                 PERFORM tell_work(true);  -- A parent may be running, and watch for this.
             END IF;
             IF _head.for_ends THEN
-                PERFORM pg_notify(channel(), 'e');
+                PERFORM tell_ends(_kept.seqs);
             END IF;
         END IF;
     END IF;
