@@ -27,6 +27,9 @@ _POLL = 1.0
 _MOST_TOLD = 1000
 """The most groups of which a process says that their limit is not the one of its code."""
 
+_LINGER = 2.0
+"""Seconds for which the subscription stays when nobody waits: who asks for one result after the other has it ready."""
+
 _LONGEST_PAUSE = 1.5
 """Seconds between two tries while the store does not answer: what waits goes on within two when it is back."""
 
@@ -170,13 +173,17 @@ class Results:
         """Asks for results whenever a wake-up comes, and from time to time, as long as somebody waits."""
         subscription: Subscription | None = None
         tries = pauses(0.05, _LONGEST_PAUSE)
+        time = asyncio.get_running_loop().time
+        waited = time()
         try:
-            while self._waiting:
+            while self._waiting or time() - waited < _LINGER:
                 try:
                     if subscription is None:
                         subscription = await self._store.subscribe(Topic.ENDED, self._wake.set)
                     self._wake.clear()
-                    await self._look()
+                    if self._waiting:
+                        waited = time()
+                        await self._look()
                     tries = pauses(0.05, _LONGEST_PAUSE)
                     async with asyncio.timeout(_POLL * random.uniform(0.7, 1.0)):
                         await self._wake.wait()

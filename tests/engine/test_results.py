@@ -95,6 +95,7 @@ async def test_who_asks_while_the_subscription_is_closed_is_served_as_well(
     store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_POLL", 0.01)
+    monkeypatch.setattr(module, "_LINGER", 0.0)
     results = Results(as_store(store))
     store.over.add("a")
     store.closing.clear()
@@ -145,6 +146,18 @@ async def test_a_wake_up_asks_for_outcomes_and_not_whether_runs_are_there(store:
     await soon(waits[1])
 
 
+async def test_the_ends_of_others_do_not_close_the_subscription_between_two_results(store: FakeStore) -> None:
+    results = Results(as_store(store))
+    store.over.add("a")
+    await soon(results.wait("a"))
+    wakes = results._wake
+    for _ in range(3):
+        store.end("b")  # for which nobody waits
+        await settled(lambda: not wakes.is_set())
+    assert (await soon(results.wait("b"))).id == "b"
+    assert (len(store.wakes), store.closes, store.asked) == (1, 0, [["a"], ["b"]])
+
+
 async def test_an_error_that_stays_goes_to_all_that_wait(store: FakeStore) -> None:
     store.errors["ended"] = [StoreError("damaged")]
     results = Results(as_store(store))
@@ -166,6 +179,7 @@ async def test_closing_tells_those_that_wait(store: FakeStore) -> None:
 
 async def test_who_gives_up_waiting_leaves_nothing_behind(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_POLL", 0.01)
+    monkeypatch.setattr(module, "_LINGER", 0.0)
     results = Results(as_store(store))
     wait = asyncio.ensure_future(results.wait("a"))
     await settled(lambda: store.asked)

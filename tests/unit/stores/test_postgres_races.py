@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from conformance.kit import (
+    URGENT,
     ManualClock,
     Worker,
     checkpoint,
@@ -191,6 +192,22 @@ async def test_workers_are_woken_for_a_group_that_another_call_had_in_hand(datab
         await woken.wait()
     await subscription.close()
     assert ids(await ada.claim()) == ["y"]
+
+
+# --- lanes
+
+
+async def test_a_lane_that_is_being_made_is_found_when_it_is_there(database: Database) -> None:
+    store = database.store
+    ada = await worker(store)
+    assert await ada.claim() == []
+    async with database.held() as held:
+        await held.store.enqueue([start("x")])
+        assert await ada.claim() == []  # The state of the lanes is another one by now.
+        await store.enqueue([start("y", queue=URGENT)])
+        assert ids(await ada.claim()) == ["y"]
+        await held.commit()
+    assert ids(await ada.claim()) == ["x"]
 
 
 # --- sessions

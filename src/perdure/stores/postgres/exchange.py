@@ -90,8 +90,8 @@ class Desk:
     def __init__(self, db: Session, look_again: Callable[[], None]) -> None:
         self._db = db
         self._look_again = look_again
-        self._served: dict[int, tuple[float, int, list[int]]] = {}
-        """By worker: when it looked, the state of the lanes then, and their numbers."""
+        self._served: dict[int, tuple[float, int | None, list[int]]] = {}
+        """By worker: when it looked, the state of the lanes (None when some were being made), and their numbers."""
         self._names: dict[int, tuple[str, str, str]] = {}
         """By number: queue, workflow, version. Lanes never change."""
         self._floors: dict[int, Floors] = {}

@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
@@ -20,9 +21,9 @@ from msgspec.structs import replace
 
 from perdure.errors import StoreError
 from perdure.stores.base import Topic
-from perdure.stores.postgres.connect import Way, connect, find_way
+from perdure.stores.postgres.connect import Connection, Way, connect, find_way
 from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
-from perdure.stores.postgres.url import Location
+from perdure.stores.postgres.url import Location, quote
 from perdure.stores.shared.thread import submit
 
 logger = logging.getLogger("perdure.store")
@@ -33,6 +34,8 @@ _BEAT, _PATIENCE = 30.0, 10.0
 """Seconds after which a connection on which nothing comes is tried, and for which its answer is waited."""
 _TOPICS = {topic.value[0]: topic for topic in Topic}
 """By the first letter of the payload."""
+_MOST = 1000
+"""Notifications that wait for one subscriber, whose loop may be busy; what comes then becomes one that says nothing."""
 
 _lock = threading.Lock()
 _listeners: dict[tuple[str, str, int], _Listener] = {}
@@ -43,15 +46,21 @@ def channel(schema: str) -> str:
     return "perdure_" + hashlib.md5(schema.encode(), usedforsecurity=False).hexdigest()[:16]
 
 
-async def subscribe(location: Location, topic: Topic, wake: Callable[[], None]) -> ChannelSubscription:
-    """Begins to call `wake` in the running loop. Notifications count when this returns, if the server is in reach."""
+async def subscribe(
+    location: Location, topic: Topic, wake: Callable[[], None], receive: Callable[[str], None] | None = None
+) -> ChannelSubscription:
+    """Begins to call `wake` in the running loop, or `receive` for each notification with what it says, if given.
+
+    That is empty when there is nothing but that something happened, or that notifications may have been lost. These
+    count when this returns, if the server is in reach.
+    """
     location = replace(location, url=location.listen or location.url)
     key = (location.url, location.schema, os.getpid())
     with _lock:
         listener = _listeners.get(key)
         if listener is None:
             listener = _listeners[key] = _Listener(location)
-        subscription = ChannelSubscription(asyncio.get_running_loop(), topic, wake, key)
+        subscription = ChannelSubscription(asyncio.get_running_loop(), topic, wake, key, receive)
         listener.subscriptions.add(subscription)
     try:
         await asyncio.shield(asyncio.wrap_future(listener.tried))
@@ -94,16 +103,28 @@ class ChannelSubscription:
     """Wake-ups of one topic for one event loop."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, topic: Topic, wake: Callable[[], None], key: tuple[str, str, int]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        topic: Topic,
+        wake: Callable[[], None],
+        key: tuple[str, str, int],
+        receive: Callable[[str], None] | None = None,
     ) -> None:
         self.topic = topic
         self._loop = loop
         self._wake = wake
+        self._receive = receive
         self._key = key
         self._woken = False
+        self._said: deque[str] = deque()
 
-    def wake(self) -> None:
+    def wake(self, said: str = "") -> None:
         """Calls the subscriber in its loop, once for all that comes until it is called. For the listener's thread."""
+        if self._receive is not None:
+            if len(self._said) < _MOST:
+                self._said.append(said)
+            elif len(self._said) == _MOST:
+                self._said.append("")
         if self._woken:
             return
         self._woken = True
@@ -125,7 +146,11 @@ class ChannelSubscription:
 
     def _call(self) -> None:
         self._woken = False
-        self._wake()
+        if self._receive is None:
+            self._wake()
+            return
+        while self._said:
+            self._receive(self._said.popleft())
 
 
 class _Listener:
@@ -172,6 +197,8 @@ class _Listener:
         lost = asyncio.Event()
         try:
             connection.add_termination_listener(lambda _: lost.set())
+            if (confidential := await _confidential(connection, self._location.schema)) is not None:
+                await connection.add_listener(confidential, self._told)
             await connection.add_listener(channel(self._location.schema), self._notified)
             self._found()
             while not lost.is_set():
@@ -198,13 +225,26 @@ class _Listener:
             logger.warning("no wake-ups from %s (%s); trying again until they are back", self._location.name, why)
 
     def _notified(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        """What comes on a channel to which anybody may say something: nothing but hints."""
         topic = _TOPICS.get(str(payload)[:1])
         if topic is not None:
             self._wake(topic)
 
-    def _wake(self, topic: Topic | None) -> None:
+    def _told(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        """What comes on the channel that only those know who may read the schema."""
+        self._wake(Topic.ENDED, str(payload))
+
+    def _wake(self, topic: Topic | None, said: str = "") -> None:
         """Wakes those who want to be told of a topic, or all."""
         with _lock:
             wanted = [each for each in self.subscriptions if topic in (None, each.topic)]
         for subscription in wanted:
-            subscription.wake()
+            subscription.wake(said)
+
+
+async def _confidential(connection: Connection, schema: str) -> str | None:
+    """The channel on which ends are told with their results; None where the schema is not there yet."""
+    table = f"{quote(schema)}.confidential"
+    if await connection.fetchval("SELECT to_regclass($1)", table) is None:
+        return None
+    return await connection.fetchval(f"SELECT channel FROM {table}")

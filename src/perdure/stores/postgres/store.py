@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from perdure.model import (
     MOST_LABELS,
@@ -40,7 +41,7 @@ from perdure.stores.base import (
     Topic,
     Within,
 )
-from perdure.stores.postgres import doctor, listen, lists, migrate, queues, reads, retention
+from perdure.stores.postgres import doctor, listen, lists, migrate, queues, reads, results, retention
 from perdure.stores.postgres import limits as limiting
 from perdure.stores.postgres import starts as starting
 from perdure.stores.postgres import worker as workers
@@ -52,6 +53,7 @@ from perdure.stores.postgres.session import Session, encode
 from perdure.stores.postgres.told import ToldSubscription, WorkSubscription
 from perdure.stores.postgres.url import Location
 from perdure.stores.postgres.within import Home, WithinTransaction
+from perdure.stores.shared.results import Results
 from perdure.stores.shared.schedules import read_schedules
 
 
@@ -65,6 +67,7 @@ class PostgresStore:
         self._work: set[WorkSubscription] = set()
         self._desk = Desk(self._db, self._look_again)
         self._home = Home(location)
+        self._results = Results()
 
     @property
     def calls(self) -> int:
@@ -101,16 +104,12 @@ class PostgresStore:
         return await doctor.examine(self._location, self._db.clock())
 
     async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
+        if topic is Topic.ENDED:
+            return await self._results.listen(wake, partial(results.listen, self._location, self._db))
         subscription = await listen.subscribe(self._location, topic, wake)
         if topic is Topic.WORK:
             return WorkSubscription(subscription, wake, self._work)
-        told = ToldSubscription(self._db, topic, subscription)
-        try:
-            await told.begin()
-        except BaseException:
-            await told.close()
-            raise
-        return told
+        return await ToldSubscription.begin(self._db, topic, subscription)
 
     async def now(self) -> Millis:
         return await self._db.time()
@@ -122,7 +121,7 @@ class PostgresStore:
     # --- clients
 
     async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
-        return await starting.enqueue(self._db, starts)
+        return await self._results.enqueue(starts, partial(starting.enqueue, self._db))
 
     async def signal(self, signal: Signal) -> None:
         await self._db.get("deliver", self._db.clock(), signal.id, signal.run_id, signal.name, signal.body)
@@ -131,16 +130,17 @@ class PostgresStore:
         return State(await self._db.get("cancel", self._db.clock(), run_id, reason, children))
 
     async def retry(self, run_id: str, *, from_key: str | None = None) -> None:
+        self._results.forget([run_id])
         await self._db.get("retry", self._db.clock(), run_id, from_key)
 
     async def load(self, run_id: str) -> RunRecord | None:
         return await reads.load_run(self._db, run_id)
 
     async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
-        return await reads.ended(self._db, run_ids)
+        return await self._results.ended(run_ids, partial(reads.ended, self._db))
 
     async def missing(self, run_ids: Sequence[str]) -> list[str]:
-        return await reads.missing(self._db, run_ids)
+        return await self._results.missing(run_ids, partial(reads.missing, self._db))
 
     async def history(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Checkpoint]:
         return await reads.history(self._db, run_id, after, limit)
@@ -158,6 +158,7 @@ class PostgresStore:
         return await reads.ahead(self._db, run_id)
 
     async def delete(self, run_id: str, *, force: bool = False) -> int:
+        self._results.forget([run_id])
         return int(await self._db.get("remove", self._db.clock(), run_id, force))
 
     async def retry_many(self, query: RunQuery, *, dry_run: bool = False) -> list[str]:

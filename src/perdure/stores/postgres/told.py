@@ -58,9 +58,17 @@ class ToldSubscription:
         self._id = secrets.token_hex(8)
         self._renewing: asyncio.Task[None] | None = None
 
-    async def begin(self) -> None:
-        await self._say()
-        self._renewing = asyncio.create_task(self._renew())
+    @classmethod
+    async def begin(cls, db: Session, topic: Topic, inner: Subscription) -> ToldSubscription:
+        """Says that somebody has it. When that fails it is closed."""
+        told = cls(db, topic, inner)
+        try:
+            await told._say()
+        except BaseException:
+            await inner.close()
+            raise
+        told._renewing = asyncio.create_task(told._renew())
+        return told
 
     async def close(self) -> None:
         await self._inner.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from perdure.model import (
     Arrived,
@@ -47,6 +48,7 @@ from perdure.stores.redis import (
     lists,
     queues,
     reads,
+    results,
     retention,
     timetable,
 )
@@ -59,10 +61,10 @@ from perdure.stores.redis import worker as workers
 from perdure.stores.redis.connect import Redis
 from perdure.stores.redis.keeper import LeaseKeeper
 from perdure.stores.redis.pushes import Hands
-from perdure.stores.redis.results import Results
 from perdure.stores.redis.scripts import load
 from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.url import Location
+from perdure.stores.shared.results import Results
 
 
 class RedisStore:
@@ -73,7 +75,7 @@ class RedisStore:
         self._redis = Redis(location)
         self._db = Session(self._redis, now)
         self._hands = Hands(location)
-        self._results = Results(location)
+        self._results = Results()
 
     @property
     def calls(self) -> int:
@@ -115,7 +117,7 @@ class RedisStore:
 
     async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:
         if topic is Topic.ENDED:
-            return await self._results.listen(wake)
+            return await self._results.listen(wake, partial(results.listen, self._location))
         if topic is not Topic.WORK:
             return await listen.subscribe(self._location, topic, wake)
 
@@ -140,7 +142,7 @@ class RedisStore:
         return await control.cancel(self._db, run_id, reason, children=children)
 
     async def retry(self, run_id: str, *, from_key: str | None = None) -> None:
-        self._results.forget(run_id)
+        self._results.forget([run_id])
         await control.retry(self._db, run_id, from_key)
 
     async def load(self, run_id: str) -> RunRecord | None:

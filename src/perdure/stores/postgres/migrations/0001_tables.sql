@@ -321,6 +321,11 @@ CREATE TABLE listener (
     PRIMARY KEY (topic, id)
 ) WITH (fillfactor = 50);
 
+-- The channel on which ends are told with their results. Anybody in the database may listen to a channel whose name he
+-- knows: this one those know who may read the schema. It has one row.
+CREATE TABLE confidential (channel text NOT NULL);
+INSERT INTO confidential (channel) VALUES ('perdure_' || replace(gen_random_uuid()::text, '-', ''));
+
 INSERT INTO migration (version, name, oldest) VALUES (1, '0001_tables', 1);
 
 COMMIT;

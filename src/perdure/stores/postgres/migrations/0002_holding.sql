@@ -28,11 +28,15 @@ BEGIN
     END IF;
 END $$;
 
--- Tells those who wait for ends, or follow progress, if there are any. Walks the listeners of the topic.
-CREATE FUNCTION tell(_topic text) RETURNS void LANGUAGE plpgsql AS $$
+-- Whether anybody waits for ends, or follows progress. Walks the listeners of the topic.
+CREATE FUNCTION is_followed(_topic text) RETURNS boolean LANGUAGE sql AS
+$$ SELECT EXISTS (SELECT 1 FROM listener AS l WHERE l.topic = _topic AND l.until > clock_ms()) $$;
+
+-- Tells those who follow progress, if there are any.
+CREATE FUNCTION tell_status() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF EXISTS (SELECT 1 FROM listener AS l WHERE l.topic = _topic AND l.until > clock_ms()) THEN
-        PERFORM pg_notify(channel(), left(_topic, 1));
+    IF is_followed('status') THEN
+        PERFORM pg_notify(channel(), 's');
     END IF;
 END $$;
 

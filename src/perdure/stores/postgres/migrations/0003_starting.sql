@@ -2,6 +2,10 @@
 
 BEGIN;
 
+-- The number of the lock that those who make lanes share until they commit.
+CREATE FUNCTION lanes_lock() RETURNS bigint LANGUAGE sql STABLE AS
+$$ SELECT hashtextextended(current_schema() || chr(31) || 'lanes', 10) $$;
+
 -- The numbers of lanes, in the order asked for; those that do not exist yet are made. Those who make the same one wait
 -- for each other, but only for their kind: nobody else waits for a transaction of an application (`_later`). Uses
 -- lane_name.
@@ -36,6 +40,7 @@ BEGIN
         IF _later THEN
             INSERT INTO recheck (word) VALUES ('{"what": "lane"}');
         ELSE
+            PERFORM pg_advisory_xact_lock_shared(lanes_lock());
             PERFORM nextval('topology');
         END IF;
     END LOOP;

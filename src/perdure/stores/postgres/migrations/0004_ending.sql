@@ -79,6 +79,29 @@ CREATE FUNCTION lock_schedule(_name text) RETURNS void LANGUAGE sql AS $$
     SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || chr(31) || _name, 13))
 $$;
 
+-- Tells those who wait for ends how runs ended, with their results, if these fit into a notification (less than 8,000
+-- bytes); else only that some have ended. Uses primary keys.
+CREATE FUNCTION tell_ends(_runs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _told text;
+BEGIN
+    IF cardinality(_runs) <= 100 THEN
+        SELECT json_agg(json_build_array(
+            r.id, d.state, CASE WHEN s.short THEN d.body END, NOT s.short
+        ))::text
+        INTO _told
+        FROM unnest(_runs) AS e (seq)
+        JOIN ended AS d ON d.seq = e.seq
+        JOIN run AS r ON r.seq = e.seq
+        CROSS JOIN LATERAL (SELECT coalesce(octet_length(d.body), 0) < 4000 AS short) AS s;
+    END IF;
+    IF octet_length(_told) < 8000 THEN
+        PERFORM pg_notify(c.channel, _told) FROM confidential AS c;
+    ELSE
+        PERFORM pg_notify(channel(), 'e');
+    END IF;
+END $$;
+
 -- Ends runs that nobody owns, or whose owner is to find nothing of them any more, all in one way. Locks them, the highest
 -- number first. Returns how many. Uses the primary key.
 CREATE FUNCTION finish(_now bigint, _runs bigint[], _state text, _bodies text[], _cause text) RETURNS integer
@@ -117,8 +140,10 @@ BEGIN
     FROM gone;
     IF _gone.runs > 0 THEN
         PERFORM follow(_now, _gone.seqs, _gone.ties, _gone.groups, _gone.sessions);
-        PERFORM tell('ended');
-        PERFORM tell('status');
+        IF is_followed('ended') THEN
+            PERFORM tell_ends(_gone.seqs);
+        END IF;
+        PERFORM tell_status();
         PERFORM tell_work(_gone.ties & 1 <> 0);
     END IF;
     RETURN _gone.runs;
@@ -153,7 +178,7 @@ BEGIN
         'cancelled', ARRAY[to_json(_reason)::text], NULL
     );
     IF _asked > 0 THEN
-        PERFORM tell('status');
+        PERFORM tell_status();
         PERFORM tell_work(true);
     END IF;
 END $$;

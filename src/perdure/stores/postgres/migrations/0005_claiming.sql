@@ -20,6 +20,13 @@ SET search_path FROM CURRENT AS $$
         )
 $$;
 
+-- Whether nobody is making lanes: those whose making had moved the topology on before this was asked can be seen then. One
+-- that asks at the same moment may have it say no. Holds nothing, and waits for nobody.
+CREATE FUNCTION lanes_settled() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN pg_try_advisory_lock(lanes_lock()) AND pg_advisory_unlock(lanes_lock());
+END $$;
+
 -- Of lanes, those that are not paused, by their queue, their workflow or the namespace.
 CREATE FUNCTION unpaused(_lanes integer[]) RETURNS integer[] LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT AS $$

@@ -268,7 +268,7 @@ BEGIN
     END IF;
     SELECT
         w.sessions,
-        t.last_value AS topology,
+        t.last_value + t.is_called::integer AS topology,
         EXISTS (SELECT 1 FROM scope AS s WHERE s.budget) AS limited,
         EXISTS (SELECT 1 FROM scope AS s WHERE s.paused AND s.kind <> 'group') AS paused,
         (SELECT l.wake_at FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1) AS timer,
@@ -315,7 +315,10 @@ BEGIN
     END IF;
     _more := _head.ready;
     topology := _head.topology;
-    IF topology IS DISTINCT FROM _topology OR (_silent AND _slots > 0) THEN
+    IF topology IS DISTINCT FROM _topology THEN
+        IF NOT lanes_settled() THEN
+            topology := NULL;  -- One that cannot be seen yet has moved it on: it is looked at once more.
+        END IF;
         _lanes := served(_worker);
         lanes := lanes_told(_lanes);
     END IF;
@@ -478,7 +481,7 @@ BEGIN
                 PERFORM tell_work(true);  -- A parent may be running, and watch for this.
             END IF;
             IF _head.for_ends THEN
-                PERFORM pg_notify(channel(), 'e');
+                PERFORM tell_ends(_kept.seqs);
             END IF;
         END IF;
     END IF;
@@ -505,11 +508,13 @@ BEGIN
     END IF;
 
     IF _save_starts IS NOT NULL OR _fires IS NOT NULL THEN
-        -- They may have made lanes.
-        SELECT t.last_value INTO topology FROM topology AS t;
-        _lanes := served(_worker);
-        lanes := lanes_told(_lanes);
-        _open := unpaused(_lanes);
+        -- They may have made lanes; and so may others, whose lanes cannot be seen yet.
+        IF (SELECT t.last_value + t.is_called::integer FROM topology AS t) <> _head.topology THEN
+            topology := NULL;
+            _lanes := served(_worker);
+            lanes := lanes_told(_lanes);
+            _open := unpaused(_lanes);
+        END IF;
     END IF;
 
     _brief := NOT _silent AND _end_refs IS NULL AND _move_refs IS NULL AND _fires IS NULL AND _save_starts IS NULL
@@ -552,7 +557,8 @@ BEGIN
         IF _strict THEN
             SELECT c.* INTO _outlook FROM claim_within(_clock, now, _worker, _open, _slots, _after, _token, _bytes) AS c;
             _already := _already + _outlook.claimed;
-        ELSIF _slots > 0 AND cardinality(_open) > 0 THEN
+        ELSIF _slots > 0 AND cardinality(_open) > 0 AND (_more OR _ready OR _count > 0) THEN
+            -- What has come since the look at the beginning is found by the last one, and claimed next.
             SELECT b.last_value + b.is_called::integer INTO rewind FROM rewind AS b;
             IF _rewind <> rewind THEN
                 _floor_lanes := NULL;

@@ -43,7 +43,7 @@ BEGIN
         _woken := queue_up(_now, ARRAY[_run]);
     END IF;
     IF _woken > 0 THEN
-        PERFORM tell('status');
+        PERFORM tell_status();
     END IF;
     IF _woken > 0 OR _state = 'running' THEN
         PERFORM tell_work(_state = 'running');
@@ -162,7 +162,7 @@ BEGIN
     IF _back.sessions IS NOT NULL THEN
         PERFORM reseat(_now, _back.sessions);
     END IF;
-    PERFORM tell('status');
+    PERFORM tell_status();
     PERFORM tell_work();
     RETURN _back.runs;
 END $$;

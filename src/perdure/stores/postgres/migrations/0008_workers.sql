@@ -114,7 +114,7 @@ BEGIN
     PERFORM nextval('rewind');
     PERFORM admit(_now, _moved.groups);
     PERFORM reseat(_now, _moved.sessions);
-    PERFORM tell('status');
+    PERFORM tell_status();
     PERFORM tell_work();
     RETURN _moved.runs;
 END $$;
@@ -199,7 +199,7 @@ BEGIN
     PERFORM nextval('rewind');
     PERFORM admit(_now, _moved.groups);
     PERFORM reseat(_now, _moved.sessions);
-    PERFORM tell('status');
+    PERFORM tell_status();
     PERFORM tell_work();
 END $$;
 
