@@ -14,7 +14,8 @@ if args.rooms and known then
 end
 claimer = { worker = worker, serial = args.serial, next = args.first or 0, sessions = tonumber(most_sessions or 0) }
 
--- Most exchanges find nothing of all these, and one look tells so. What they come from can't come to be in this one.
+-- Most exchanges find nothing of all these, and one look tells so. Of them only timers, deadlines, and runs that are to be
+-- stopped can come to be in this one.
 local plain = call('EXISTS', K.timer, K.due, K.slots, K.budget, K.rated, P .. 'stop:' .. worker) == 0
 if plain then
     first_scores[K.timer], first_scores[K.due] = false, false -- Until something is added.
@@ -208,12 +209,13 @@ else
             return one.number < other.number
         end)
     end
-    local claims = {}
+    local claims, stops = {}, not plain
     for i, run in ipairs(claimed) do
         claims[i] = show(run)
+        stops = stops or run.s.why -- Asked for when another one had it.
     end
     reply.claims, reply.kinds, reply.pushes = claims, kinds, pushes
-    for _, id in ipairs(plain and NOTHING or call('SMEMBERS', P .. 'stop:' .. worker)) do
+    for _, id in ipairs(stops and call('SMEMBERS', P .. 'stop:' .. worker) or NOTHING) do
         local run = find(id)
         reply.cancelled = reply.cancelled or {}
         table.insert(reply.cancelled, { run.s.worker, run.s.low, reason(run.s) })
