@@ -224,6 +224,8 @@ async def test_a_server_that_is_full_takes_no_starts_and_what_is_there_ends(
     timed, asking = await world.flows.timed.start(), await world.flows.asking.start()
     runs = await world.flows.journey.start_many(range(50))
     redis_server.run("CONFIG", "SET", "maxmemory", 1)
+    world.app.limits.declare(queue="declared", running=3)
+    await world.app.limits.apply()
     dying.kill()
     heir = await world.serving(lease=0.5, concurrency=20)
     says = "is full: it uses more memory than its maxmemory; raise that, or prune runs that ended"

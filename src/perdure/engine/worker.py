@@ -140,7 +140,7 @@ class Worker:
         self._session_idle = session_idle
         self._retention = retention
         self._declare = declare
-        """Puts into the store what code declares, before the worker begins."""
+        """Puts into the store what code declares, before the worker begins, and before it begins anew."""
         self._tap = tap
         self._incarnation = 0
         self._lives = 0
@@ -311,6 +311,8 @@ class Worker:
             self._keeper.stop()
         if worn:
             await self.runtime.store.retire(self._incarnation)
+        elif self._declare is not None:
+            await self._declare(self.runtime.store)  # It may have been emptied, or have lost what was put last.
         await self._register()
 
     async def _reclaim(self) -> None:

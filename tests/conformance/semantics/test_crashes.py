@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -207,6 +208,34 @@ async def test_a_worker_that_lost_its_lease_is_refused_and_stops_its_runs(play: 
         gate.open()
         assert await run.result() == "worker 2"
         assert effects == ["worker 1 stopped", "worker 2"]
+
+
+async def test_a_worker_that_begins_anew_declares_anew(play: Play) -> None:
+    app, gate = new_app(), Gate()
+
+    @step
+    async def work() -> None:
+        await gate.pass_through()
+
+    @app.workflow
+    async def flow() -> None:
+        await work()
+
+    @app.schedule(every=timedelta(days=1))
+    @app.workflow
+    async def tick() -> None: ...
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await gate.reached()
+        store = await app.client.store()
+        (schedule,) = await app.schedules.list()
+        await store.remove_schedule(schedule.name)  # As a store that was emptied, or went back to what was.
+        await store.bury(sandbox.worker.name)
+        await gate.reached(2)
+        assert [each.name for each in await app.schedules.list()] == [schedule.name]
+        gate.open()
+        await run.result()
 
 
 async def test_a_worker_whose_tokens_run_out_goes_on_as_another_incarnation(

@@ -88,6 +88,9 @@ def test_durability_and_limits() -> None:
         ("redis://u:secret@db?sentinel_user=x", "sentinel_user goes with redis+sentinel:// alone"),
         ("redis://u:secret@db?call_timeout=-1", "call_timeout is a number"),
         ("redis://u:secret@db/%00", "NUL"),
+        ("redis://u:p/secret@db", "write %2F for the / and %3F for the ?"),
+        ("redis://u:p?secret@db", "write %2F for the / and %3F for the ?"),
+        ("redis+unix://db", "one of sentinel, cluster"),
     ],
 )
 def test_what_cannot_be_is_named_without_the_password(url: str, says: str) -> None:

@@ -107,12 +107,17 @@ def parse_url(url: str) -> Location:
     `cert`, `key` and `verify` (of TLS), `sentinel_user` and `sentinel_password`. Raises `StoreUrlError`, which shows no
     password.
     """
+    _check_login(url)
     name = _shown(url)
     if "\0" in unquote(url):
         raise StoreUrlError(f"{name!r} has a NUL character")
     scheme, _, rest = url.partition("://")
     server, _, way = scheme.partition("+")
-    kind = Kind(_one_of(name, "what follows 'redis+'", way, [each.value for each in Kind])) if way else Kind.PLAIN
+    kind = (
+        Kind(_one_of(name, "what follows 'redis+'", way, [each.value for each in Kind if each.value]))
+        if way
+        else Kind.PLAIN
+    )
     options = _options(url, name)
     authority, _, path = rest.partition("?")[0].partition("/")
     login, at, hosts = authority.rpartition("@")
@@ -138,6 +143,18 @@ def parse_url(url: str) -> Location:
         connect_timeout=_number(name, options, "connect_timeout", 10, 1, 3600),
         call_timeout=_number(name, options, "call_timeout", 30_000, 1, _LONGEST),
     )
+
+
+def _check_login(url: str) -> None:
+    """Refuses a login that has what ends it: the rest of a password would be shown as something else."""
+    rest = url.partition("://")[2]
+    before, _, query = rest.partition("?")
+    authority, _, path = before.partition("/")
+    if "@" in path or ("@" not in authority and "@" in query and "=" not in query.partition("@")[0]):
+        raise StoreUrlError(
+            "the URL of the store has an @ behind a / or a ?: if they belong to the user or the password, write %2F for"
+            " the / and %3F for the ?"
+        )
 
 
 def _shown(url: str) -> str:

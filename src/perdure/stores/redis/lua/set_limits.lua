@@ -1,4 +1,5 @@
 -- uses: core holding seating grouping moving starting limiting
+-- flags: allow-oom
 -- Sets what holds for a scope from now on, if it differs; what is declared stands back behind what was ever set. Answers
 -- what holds.
 
