@@ -103,9 +103,11 @@ BEGIN
 END $$;
 
 -- Ends runs that nobody owns, or whose owner is to find nothing of them any more, all in one way. Locks them, the highest
--- number first. Returns how many. Uses the primary key.
-CREATE FUNCTION finish(_now bigint, _runs bigint[], _state text, _bodies text[], _cause text) RETURNS integer
-LANGUAGE plpgsql AS $$
+-- number first. Returns how many. Who waits for those that are `_removed` as well finds that out for himself. Uses the
+-- primary key.
+CREATE FUNCTION finish(
+    _now bigint, _runs bigint[], _state text, _bodies text[], _cause text, _removed boolean DEFAULT false
+) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     _gone record;
 BEGIN
@@ -141,7 +143,11 @@ BEGIN
     IF _gone.runs > 0 THEN
         PERFORM follow(_now, _gone.seqs, _gone.ties, _gone.groups, _gone.sessions);
         IF is_followed('ended') THEN
-            PERFORM tell_ends(_gone.seqs);
+            IF _removed THEN
+                PERFORM pg_notify(channel(), 'e');
+            ELSE
+                PERFORM tell_ends(_gone.seqs);
+            END IF;
         END IF;
         PERFORM tell_status();
         PERFORM tell_work(_gone.ties & 1 <> 0);

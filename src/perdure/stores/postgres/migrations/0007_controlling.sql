@@ -332,7 +332,7 @@ BEGIN
         GET DIAGNOSTICS _ends = ROW_COUNT;
         _locked := _locked + _ends;
     END LOOP;
-    PERFORM finish(_now, _found.live, 'cancelled', ARRAY['"deleted"'], NULL);
+    PERFORM finish(_now, _found.live, 'cancelled', ARRAY['"deleted"'], NULL, true);
     RETURN erase(_now, _found.family);
 END $$;
 
