@@ -298,7 +298,7 @@ local function facts(text)
 end
 
 -- What changes of a run is kept as numbers and a place, that most runs have, or may come to have: 0 is nothing. Behind
--- them is what few have, as a packed map, if there is any. A fifth of what a map of all costs.
+-- them is what few have, as a packed map, if there is any.
 local STATES = { 'queued', 'running', 'scheduled', 'waiting', 'succeeded', 'failed', 'cancelled' }
 local read_state, write_state
 do
