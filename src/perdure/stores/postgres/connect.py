@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import socket
@@ -38,6 +39,10 @@ table because that was cheap once, or sorts what an index has in order."""
 _IDLE_IN_TRANSACTION = 30_000
 
 
+_MOMENT = 0.5
+"""Seconds that a connection which nobody wants any more may take to be made."""
+
+
 class Way(Enum):
     """What is between us and the server."""
 
@@ -57,6 +62,20 @@ async def connect(
     Errors are those of the driver, except `StoreError` for a server that is too old and `StoreUnavailable` for a
     replica.
     """
+    connecting = asyncio.ensure_future(_connect(location, way, url, statement_timeout))
+    try:
+        return await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        # Cut off while it asks for TLS, the driver leaves a future behind that fails without anybody to see it.
+        await asyncio.wait([connecting], timeout=_MOMENT)
+        if not connecting.done():
+            connecting.cancel()
+        elif not connecting.cancelled() and connecting.exception() is None:
+            connecting.result().terminate()
+        raise
+
+
+async def _connect(location: Location, way: Way, url: str | None, statement_timeout: int | None) -> Connection:
     limit = location.statement_timeout if statement_timeout is None else statement_timeout
     connection: Connection = await asyncpg.connect(
         url or location.url,

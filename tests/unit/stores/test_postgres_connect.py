@@ -1,0 +1,33 @@
+"""Connections that nobody wants any more while they are made."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from perdure.stores.postgres.connect import connect
+from perdure.stores.postgres.url import parse_url
+from servers.postgres import Postgres
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_one_that_is_cut_off_at_any_turn_leaves_nothing_behind(postgres: Postgres) -> None:
+    unseen: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: unseen.append(context))
+    location = parse_url(postgres.url)
+    for turns in range(1, 40):
+        connecting = asyncio.ensure_future(connect(location))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            (await connecting).terminate()
+            raise asyncio.CancelledError  # It was quicker.
+        del connecting
+        gc.collect()
+    assert unseen == []
