@@ -360,6 +360,9 @@ class Pump:
             self.hint()
 
     def _saved(self, futures: list[_Pending], reply: Exchanged) -> None:
+        """Lets those go on who wait for their checkpoints to be durable."""
+        if not futures:
+            return
         refused = set(reply.refused)
         children = {(existed.token, existed.key): existed for existed in reply.existed}
         for save, future in futures:

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return migrated_postgres(str(tmp_path_factory.mktemp("doctor")))
 

@@ -32,16 +32,6 @@ LATE = """
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return migrated_postgres(str(tmp_path_factory.mktemp("floors")))
 

@@ -20,11 +20,6 @@ PATIENCE = 30
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def location(postgres_url: str) -> Location:
     return parse_url(f"{postgres_url}?schema=public")
 

@@ -49,11 +49,6 @@ THIRD = Migration(
 BOTH = [FIRST, SECOND]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=["perdure", 'Odd "name"'])
 def location(request: pytest.FixtureRequest, postgres_url: str) -> Location:
     return parse_url(f"{postgres_url}?schema={request.param}")

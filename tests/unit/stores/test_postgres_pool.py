@@ -20,11 +20,6 @@ PATIENCE = 30
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def connections(postgres_url: str) -> Any:
     made = Connections(parse_url(f"{postgres_url}?schema=public"))
     yield made

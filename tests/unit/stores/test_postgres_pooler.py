@@ -40,11 +40,6 @@ COMMIT;
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def through(postgres_url: str) -> Iterator[Location]:
     with pgbouncer(postgres_url) as url:
         yield parse_url(url)

@@ -42,16 +42,6 @@ T = TypeVar("T")
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 class Held(Connections):
     """The connection of a store whose calls are over when `commit` is called."""
 

@@ -18,11 +18,6 @@ from servers.postgres import Postgres, store_schema
 PATIENCE = 30
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Scene:
     """A client that listens, and a worker."""
 

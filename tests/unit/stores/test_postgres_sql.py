@@ -22,11 +22,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
     return migrated_postgres(request.node.nodeid)
 

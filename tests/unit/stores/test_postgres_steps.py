@@ -23,11 +23,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
     url = migrated_postgres(request.node.nodeid)
     with psycopg.connect(url) as connection:

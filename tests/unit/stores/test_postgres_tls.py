@@ -35,11 +35,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def openssl(*arguments: str | Path) -> None:
     assert OPENSSL is not None
     subprocess.run([OPENSSL, *arguments], check=True, capture_output=True)

@@ -34,11 +34,6 @@ ORDER = "INSERT INTO orders VALUES (7)"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
     url = migrated_postgres(request.node.nodeid)
     with psycopg.connect(url) as connection:

@@ -23,11 +23,6 @@ DEBOUNCE = "SELECT perdure.start('ship', '{}', unique_key => 'k', debounce => '1
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def postgres_url(request: pytest.FixtureRequest) -> str:
     return migrated_postgres(request.node.nodeid)
 

@@ -18,11 +18,6 @@ PATIENCE = 30
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def store(postgres: Postgres, postgres_url: str) -> AsyncIterator[PostgresStore]:
     postgres.run(store_schema(postgres_url), url=postgres_url)
     store = PostgresStore(parse_url(postgres_url))

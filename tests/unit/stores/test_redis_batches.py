@@ -27,16 +27,6 @@ class Crash(Exception):
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def store(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Store]:
     store = open_store(redis_url(str(tmp_path)), now=clock.now)
     await store.open()

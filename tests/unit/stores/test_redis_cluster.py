@@ -44,16 +44,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
     return cluster_url(request.node.nodeid, PARTITIONS)
 

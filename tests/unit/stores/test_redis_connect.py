@@ -29,11 +29,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def redis() -> AsyncIterator[Redis]:
     made = Redis(parse_url(servers.redis().namespace()))
     await made.open()

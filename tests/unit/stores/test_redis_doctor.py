@@ -20,11 +20,6 @@ PATIENCE = 30
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=installed())
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     with own_server({"maxmemory": "1gb"}, kind=request.param, durable=True) as made:

@@ -38,11 +38,6 @@ ADD = Script.of("add", "return redis.call('INCRBY', KEYS[1] .. ':n', ARGV[1])")
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=installed())
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     with own_server(kind=request.param) as made:

@@ -18,11 +18,6 @@ RENEW = Script.of("renew", "return redis.call('SET', KEYS[1] .. ':lease:' .. ARG
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def own() -> Iterator[RedisServer]:
     with own_server() as server:
         server.run("SET", "{perdure}:lease:7", 0)

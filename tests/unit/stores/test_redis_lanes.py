@@ -52,16 +52,6 @@ class Meter:
         self.calls = []
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     with own_server() as server:

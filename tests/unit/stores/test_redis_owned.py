@@ -19,11 +19,6 @@ WORKER = Registration(
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def store() -> AsyncIterator[Store]:
     made = open_store(redis().namespace())
     await made.open()

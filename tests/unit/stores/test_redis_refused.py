@@ -21,11 +21,6 @@ pytestmark = pytest.mark.anyio
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "redis.md"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=installed())
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     with own_server(kind=request.param) as made:

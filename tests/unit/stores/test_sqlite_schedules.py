@@ -12,11 +12,6 @@ from perdure.stores.sqlite import SqliteStore
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_one_that_cant_be_read_is_told_of_and_the_others_are_fine() -> None:
     store = open_store("sqlite:///:memory:", now=lambda: 100)
     assert isinstance(store, SqliteStore)
