@@ -117,6 +117,23 @@ async def test_one_call_may_mix_new_and_old_ids(store: Store, ada: Worker) -> No
     assert ids(await drain(ada)) == ["b", "c", "a"]
 
 
+@pytest.mark.parametrize("old", ["r0", "r17", "r39"])
+async def test_of_many_that_are_alike_those_that_are_there_are_told_apart(store: Store, ada: Worker, old: str) -> None:
+    await store.enqueue([start("before"), start(old, input="1")])
+    names = [f"r{n}" for n in range(40)]
+    answers = await store.enqueue([start(name) for name in [*names, "r3"]])
+    assert [answer.existed for answer in answers] == [name == old for name in names] + [True]
+    assert [answer.same for answer in answers] == [name != old for name in names] + [old != "r3"]
+    await store.enqueue([start(f"s{n}", priority=-1) for n in range(20)])
+    assert ids(await drain(ada)) == [
+        *(f"s{n}" for n in range(20)),
+        "before",
+        old,
+        *(name for name in names if name != old),
+    ]
+    assert {count.state: count.runs for count in await store.counts()} == {State.RUNNING: 61}
+
+
 async def test_nothing_to_start_is_fine(store: Store) -> None:
     assert await store.enqueue([]) == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,29 +66,92 @@ class Answer(Struct):
 Answers = msgspec.msgpack.Decoder(list[int | Answer])
 
 
+class Alike(Struct):
+    """Starts that differ in nothing but these: they are made with a few commands for all of them."""
+
+    facts: str
+    ids: list[str]
+    inputs: list[str]
+
+
 _CHUNK = 200
 """The most runs that one call makes: it bounds how long a server is kept busy by it."""
+_MANY = 16
+"""From so many on, runs are not pushed, one by one, to workers that wait: these come for them."""
+_AHEAD = 2
+"""How many calls are under way: while the server makes some runs, the call for the next ones is written."""
 
 
 async def enqueue(db: Session, starts: Sequence[Start]) -> list[Started]:
     """Makes runs in order."""
-    asked = [ask(start) for start in starts]  # All of them, before any is sent: what can't be is refused as a whole.
+    for start in starts:
+        _check(start)  # All of them, before any is sent: what can't be is refused as a whole.
+    if 0 < len(starts) <= _CHUNK:
+        return await _make(db, starts)
     made: list[Started] = []
-    for first in range(0, len(starts), _CHUNK):
-        chunk = slice(first, first + _CHUNK)
-        found = await db.call("enqueue", {"starts": asked[chunk]}, durable=True, reads=Answers)
-        made += answers(starts[chunk], found)
+    calls: deque[asyncio.Task[list[Started]]] = deque()
+    try:
+        for first in range(0, len(starts), _CHUNK):
+            if len(calls) == _AHEAD:
+                made += await calls.popleft()
+            # They share a connection, so that the server gets them in this order.
+            calls.append(asyncio.create_task(_make(db, starts[first : first + _CHUNK])))
+        while calls:
+            made += await calls.popleft()
+    finally:
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
     return made
+
+
+async def _make(db: Session, starts: Sequence[Start]) -> list[Started]:
+    asked = _alike(starts) or {"starts": [ask(start) for start in starts]}
+    return answers(starts, await db.call("enqueue", asked, durable=True, reads=Answers))
+
+
+def _alike(starts: Sequence[Start]) -> dict[str, Alike] | None:
+    """Many starts that differ in their ids and inputs alone, and have nothing that few have, as such."""
+    if len(starts) < _MANY:
+        return None
+    first = starts[0]
+    sort = first.workflow, first.queue, first.version, first.priority, first.max_crashes
+    for each in starts:
+        if (each.workflow, each.queue, each.version, each.priority, each.max_crashes) != sort or (
+            each.group
+            or each.session
+            or each.parent
+            or each.batch
+            or each.labels
+            or each.unique is not None
+            or each.at is not None
+            or each.delay is not None
+            or each.timeout is not None
+        ):
+            return None
+    return {"alike": Alike(_facts(first), [each.id for each in starts], [each.input for each in starts])}
 
 
 def ask(start: Start, *, parent: str = "", batch: str = "", place: str | None = None) -> Asked:
     """A start as scripts take it; `parent` and `batch` are for one that names none, `place` is where it is to be made
     in a cluster. Raises `InvalidInput` for a NUL."""
+    _check(start)
     unique = start.unique
-    texts = [start.id, start.queue, start.workflow, start.version, start.group, start.session, start.batch or batch]
-    texts += [unique.key if unique else "", *start.labels, *start.labels.values()]
-    if "\0" in "".join(texts):
-        raise InvalidInput(f"a name, key or label of run {start.id!r} has a NUL, which no store keeps")
+    return Asked(
+        start.id,
+        _facts(start, parent, batch),
+        start.input,
+        start.at,
+        start.delay,
+        start.timeout,
+        {"on": unique.on_conflict, "period": unique.period} if unique else None,
+        start.labels or None,
+        place,
+    )
+
+
+def _facts(start: Start, parent: str = "", batch: str = "") -> str:
+    unique = start.unique
     facts = Facts(
         start.workflow,
         start.queue,
@@ -102,21 +167,23 @@ def ask(start: Start, *, parent: str = "", batch: str = "", place: str | None = 
         start.batch or batch,
         start.max_crashes,
     )
-    return Asked(
-        start.id,
-        _encoder.encode(facts).decode(),
-        start.input,
-        start.at,
-        start.delay,
-        start.timeout,
-        {"on": unique.on_conflict, "period": unique.period} if unique else None,
-        start.labels or None,
-        place,
-    )
+    return _encoder.encode(facts).decode()
+
+
+def _check(start: Start) -> None:
+    texts = f"{start.id}{start.queue}{start.workflow}{start.version}{start.group}{start.session}{start.batch}"
+    if start.unique is not None:
+        texts += start.unique.key
+    if start.labels:
+        texts += "".join(start.labels) + "".join(start.labels.values())
+    if "\0" in texts:
+        raise InvalidInput(f"a name, key or label of run {start.id!r} has a NUL, which no store keeps")
 
 
 def answers(starts: Sequence[Start], found: Sequence[int | Answer]) -> list[Started]:
-    """What became of starts."""
+    """What became of starts; nothing is said of them when all were made as asked."""
+    if not found:
+        return [Started(start.id, existed=False, same=True) for start in starts]
     return [
         Started(start.id, existed=False, same=True)
         if isinstance(each, int)

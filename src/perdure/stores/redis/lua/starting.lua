@@ -288,3 +288,36 @@ local function begin(start, wait)
     end
     return 0, run
 end
+
+-- Makes runs that differ in nothing but their ids and inputs, are due at once, and share nothing (no group, session, key,
+-- parent or batch), with a few commands for all of them. Returns whether it did: not where an id is one of a run already,
+-- or there twice.
+local function make_alike(text, ids, inputs)
+    local keys, seen = {}, {}
+    for i, id in ipairs(ids) do
+        if seen[id] then
+            return false
+        end
+        seen[id], keys[i] = true, K['run:'] .. id
+    end
+    if call('EXISTS', unpack(keys)) > 0 then
+        return false
+    end
+    local fact = facts(text)
+    know_lane(fact)
+    local last = in_time.take('seq', #ids)
+    local live, ready = {}, {}
+    for i, id in ipairs(ids) do
+        local seq, n = last + i, 2 * i
+        local place = order(seq) .. order(0)
+        local s = write_state({ state = 'queued', seq = seq, made = now, size = #inputs[i], place = place })
+        call('HSET', keys[i], 'f', text, 's', s, 'i', inputs[i])
+        live[n - 1], live[n] = seq, id
+        ready[n - 1], ready[n] = fact.priority, place .. id
+    end
+    call('ZADD', K.live, unpack(live))
+    call('ZADD', P .. 'ready:' .. fact.lane, unpack(ready))
+    call('SADD', K.hot, fact.lane)
+    count(fact.lane, 'queued', #ids)
+    return true
+end
