@@ -8,6 +8,7 @@ queue, a group). Whatever else (a timer, a socket, a thread) comes by itself, an
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable, Container, Coroutine, Iterator
 from functools import partial
@@ -91,9 +92,9 @@ def waits_for_others(task: asyncio.Task[Any], waits: Container[Any], tasks: Cont
     waiter: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
     if waiter is None or waiter.done():
         return False  # it is about to run
-    frames = list(_asyncio_frames(task))
-    if any(name == "wait_for" and limited for _, name, limited, _ in frames):
+    if any(_is_timed(coroutine) for coroutine in _coroutines(task)):
         return False  # its time limit moves it
+    frames = list(_asyncio_frames(task))
     if waiter in waits:
         return True
     if isinstance(waiter, asyncio.Task):
@@ -106,14 +107,53 @@ def waits_for_others(task: asyncio.Task[Any], waits: Container[Any], tasks: Cont
     return False
 
 
+def _coroutines(task: asyncio.Task[Any]) -> Iterator[Any]:
+    """The coroutines that a task is stopped in, from the outermost one."""
+    inner: Any = task.get_coro()
+    while inner is not None and hasattr(inner, "cr_code"):
+        yield inner
+        inner = inner.cr_await
+
+
+def _is_timed(coroutine: Any) -> bool:
+    """Whether code is stopped within a time limit of asyncio's that is set.
+
+    `wait_for` tells it by its name. What a block was entered with, and what a loop goes over, lies on the stack of its
+    frame, which can't be read, but whose objects can be told.
+    """
+    if _is_of_asyncio(coroutine) and coroutine.cr_code.co_name == "wait_for":
+        return _has_timeout(coroutine)
+    held: Any
+    for held in gc.get_referents(coroutine):
+        limit: Any = getattr(
+            held, "__self__", held
+        )  # of a block: its bound `__aexit__`, or (since 3.14) what that is of
+        if isinstance(limit, asyncio.Timeout) and limit.when() is not None:
+            return True
+        if _alarm_of_as_completed(held) is not None:
+            return True
+    return False
+
+
+def _alarm_of_as_completed(held: Any) -> Any:
+    """The timer of an `as_completed` that code goes over: a generator, or since 3.13 an object."""
+    if getattr(held, "gi_code", None) is asyncio.as_completed.__code__:
+        return None if held.gi_frame is None else held.gi_frame.f_locals.get("timeout_handle")
+    return getattr(held, "_timeout_handle", None) if type(held).__name__ == "_AsCompletedIterator" else None
+
+
+def _is_of_asyncio(coroutine: Any) -> bool:
+    return coroutine.cr_code.co_filename.rpartition("/")[0] == _ASYNCIO
+
+
+def _has_timeout(coroutine: Any) -> bool:
+    return coroutine.cr_frame is not None and coroutine.cr_frame.f_locals.get("timeout") is not None
+
+
 def _asyncio_frames(task: asyncio.Task[Any]) -> Iterator[tuple[str, str, bool, bool]]:
     """The functions of asyncio that a task is stopped in, from the outermost one: file, name, whether they have a time
     limit, and whether it is the innermost function of all."""
-    inner: Any = task.get_coro()
-    while inner is not None and hasattr(inner, "cr_code"):
-        awaited = inner.cr_await
-        folder, _, file = inner.cr_code.co_filename.rpartition("/")
-        if folder == _ASYNCIO:
-            limited = inner.cr_frame is not None and inner.cr_frame.f_locals.get("timeout") is not None
-            yield file, inner.cr_code.co_name, limited, not hasattr(awaited, "cr_code")
-        inner = awaited
+    for coroutine in _coroutines(task):
+        if _is_of_asyncio(coroutine):
+            code, innermost = coroutine.cr_code, not hasattr(coroutine.cr_await, "cr_code")
+            yield code.co_filename.rpartition("/")[2], code.co_name, _has_timeout(coroutine), innermost

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
 
@@ -112,21 +112,77 @@ async def test_a_run_whose_tasks_wait_for_each_other_and_a_signal_is_put_away(pl
         assert await run.result(timeout=20) == 7
 
 
-async def test_a_time_limit_of_asyncio_around_a_wait_works_in_memory(play: Play) -> None:
+async def _text() -> str:
+    return await wait_signal("text", str)
+
+
+async def _in_wait_for() -> str:
+    return await asyncio.wait_for(asyncio.create_task(_text()), 0.05)
+
+
+async def _in_timeout() -> str:
+    async with asyncio.timeout(0.05):
+        return await _text()
+
+
+async def _in_timeout_set_later() -> str:
+    async with asyncio.timeout(None) as limit:
+        limit.reschedule(asyncio.get_running_loop().time() + 0.05)
+        return await _text()
+
+
+async def _in_group_in_timeout() -> str:
+    async with asyncio.timeout(0.05), asyncio.TaskGroup() as group:
+        task = group.create_task(_text())
+    return task.result()
+
+
+async def _in_as_completed() -> str:
+    for first in asyncio.as_completed([_text()], timeout=0.05):
+        return await first
+    return "nothing"
+
+
+async def _in_wait() -> str:
+    _, pending = await asyncio.wait([asyncio.create_task(_text())], timeout=0.05)
+    if pending:
+        raise TimeoutError
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    "limited", [_in_wait_for, _in_timeout, _in_timeout_set_later, _in_group_in_timeout, _in_as_completed, _in_wait]
+)
+async def test_a_time_limit_of_asyncio_around_a_wait_works_in_memory(
+    play: Play, limited: Callable[[], Coroutine[None, None, str]]
+) -> None:
     app = new_app()
 
     @app.workflow
     async def flow() -> str:
         try:
-            return await asyncio.wait_for(asyncio.create_task(_text()), 0.05)
+            return await limited()
         except TimeoutError:
             return "too late"
 
-    async def _text() -> str:
-        return await wait_signal("text", str)
-
     async with play(app):
         assert await (await flow.start()).result(timeout=20) == "too late"
+
+
+async def test_a_run_is_put_away_within_a_time_limit_that_is_not_set(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> str:
+        async with asyncio.timeout(None):
+            return await _text()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        assert await state(run) == "waiting"
+        await run.signal("text", "here")
+        assert await run.result(timeout=20) == "here"
 
 
 async def test_a_workflow_that_cancels_itself_fails_once(play: Play) -> None:
