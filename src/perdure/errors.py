@@ -129,6 +129,11 @@ class StepCutOff(PerdureError):
     """The last attempt that a step's `Retry` allows was cut off by a crash of the worker."""
 
 
+class StepCancelled(PerdureError):
+    """Kept of a step that the workflow's own code cancelled, by a task group or a time limit of asyncio, say: at each
+    replay its call waits to be cancelled again, and the step does not run. Raised when nothing cancels it any more."""
+
+
 class StepTimedOut(PerdureError, TimeoutError):
     """A step took longer than its `timeout`."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perdure.engine.tasks import waits_for_others
+from perdure.errors import StepCancelled
 from perdure.model import Wait, WaitFor
 from perdure.stores.base import Seen, Watch
 
@@ -29,6 +30,7 @@ class Waits:
         self._execution = execution
         self._loop = execution.runtime.loop
         self._pending: dict[str, tuple[Wait, asyncio.Future[Seen | None]]] = {}
+        self._endless: dict[str, asyncio.Future[None]] = {}
         self._look: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def __bool__(self) -> bool:
@@ -58,6 +60,17 @@ class Waits:
                 alarm.cancel()
             self.consider_parking()
 
+    async def until_cancelled(self, step: str) -> None:
+        """Waits until the code cancels the step of that key, as it did before. `StepCancelled` when it will not, since
+        all of it waits."""
+        future = self._endless[step] = self._loop.create_future()
+        self.consider_parking()
+        try:
+            await future
+        finally:
+            del self._endless[step]
+            self.consider_parking()
+
     def saw(self, seen: Seen) -> None:
         """A watched wait is true."""
         entry = self._pending.get(seen.key)
@@ -82,7 +95,7 @@ class Waits:
             self._look = self._loop.call_soon(self._look_again, _QUIET_TURNS, _FIRST_PAUSE)
 
     def _may_park(self) -> bool:
-        return bool(self._pending) and not self._execution.active and not self._execution.ending
+        return bool(self._pending or self._endless) and not self._execution.active and not self._execution.ending
 
     def _stop_looking(self) -> None:
         if self._look is not None:
@@ -100,11 +113,24 @@ class Waits:
             self._look = self._loop.call_soon(self._look_again, turns - 1, pause)
         elif self._execution.cancelling is not None:
             self._watch_all()  # it cleans up, and is not put away for that
-        else:
+        elif self._pending:
             self._execution.park([wait for wait, _ in self._pending.values()])
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        for step, future in self._endless.items():
+            if not future.done():
+                future.set_exception(
+                    StepCancelled(
+                        f"step {step} was cancelled by the workflow's code in an earlier attempt, and now nothing"
+                        " cancels it: what that depends on (time, random numbers) has to be the result of a step"
+                    )
+                )
 
     def _all_wait(self) -> bool:
-        waits = {future for _, future in self._pending.values()}
+        waits: set[asyncio.Future[Any]] = {future for _, future in self._pending.values()}
+        waits.update(self._endless.values())
         tasks = self._execution.all_tasks()
         return all(waits_for_others(task, waits, tasks) for task in tasks if not task.done())
 

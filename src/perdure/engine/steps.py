@@ -13,11 +13,20 @@ from perdure.engine.execution import Execution
 from perdure.engine.interrupts import is_ctrl_c
 from perdure.engine.points import Point
 from perdure.engine.scope import Scope, enter
-from perdure.errors import DecodingError, EncodingError, StepCutOff, StepFailed, StepTimedOut, ValueTooLarge
+from perdure.errors import (
+    DecodingError,
+    EncodingError,
+    StepCancelled,
+    StepCutOff,
+    StepFailed,
+    StepTimedOut,
+    ValueTooLarge,
+)
 from perdure.failures import decode_failure, describe, encode_failure, raised_by, rebuild
 from perdure.model import Checkpoint, Json, Kind, Millis, Outcome, Wait, WaitFor
 
 _HOPELESS = (EncodingError, ValueTooLarge, DecodingError)
+_CANCELLED = describe(StepCancelled()).type
 
 
 async def run_step(
@@ -32,6 +41,8 @@ async def run_step(
     arguments, digest = step.signature.digest(args, kwargs, execution.runtime.max_value_bytes)
     saved = await execution.saved(key, Kind.STEP, digest)
     if saved is not None and saved.outcome is not Outcome.OPEN:
+        if saved.outcome is Outcome.ERROR and _was_cancelled(saved):
+            await execution.waits.until_cancelled(key)
         await execution.replay(saved.saved_at, saved.position)
         return _outcome(step, saved)
     return await _Attempts(execution, scope, step, key, args, kwargs, arguments, digest).run(saved)
@@ -40,7 +51,19 @@ async def run_step(
 class _Attempts:
     """The attempts of one step that has no outcome yet."""
 
-    __slots__ = ("args", "arguments", "digest", "execution", "key", "kwargs", "scope", "started_at", "step")
+    __slots__ = (
+        "args",
+        "arguments",
+        "attempt",
+        "digest",
+        "execution",
+        "key",
+        "kwargs",
+        "scope",
+        "started_at",
+        "step",
+        "thread",
+    )
 
     def __init__(
         self,
@@ -62,28 +85,59 @@ class _Attempts:
         self.arguments = arguments
         self.digest = digest
         self.started_at: Millis = 0
+        self.attempt = 1
+        self.thread: asyncio.Future[Any] | None = None
 
     async def run(self, saved: Checkpoint | None) -> Any:
+        try:
+            return await self._run(saved)
+        except asyncio.CancelledError:
+            self._cancelled()
+            raise
+
+    async def _run(self, saved: Checkpoint | None) -> Any:
         execution = self.execution
-        attempt = 1
         if saved is not None:
-            attempt = saved.attempts + 1
+            self.attempt = saved.attempts + 1
             if saved.at is not None and saved.at > execution.now():
                 await self._back_off(saved.at)
         await execution.live()
         if execution.claim.cut_off and not execution.progressed:
             with execution.in_flight():
-                attempt = await self._count_cut_off(attempt)
+                self.attempt = await self._count_cut_off(self.attempt)
         while True:
             execution.begin(self.key)
             try:
-                return await self._try(attempt)
+                return await self._try(self.attempt)
             except _Again as again:
                 at = again.at
             finally:
                 execution.end(self.key)
             await self._back_off(at)
-            attempt += 1
+            self.attempt += 1
+
+    def _cancelled(self) -> None:
+        """The call was cancelled. If that is the doing of the workflow's code it is kept, so that a replay, where that
+        comes again, does not run the step once more. If the run was cancelled, what a thread has brought to its end
+        all the same is kept for a retry. (Within a step, and in a transaction, it is as if nothing were done.)"""
+        execution = self.execution
+        if execution.over or execution.runtime.ending or self.step.transaction is not None:
+            return
+        if execution.cancelling is not None:
+            if self.thread is not None and _has_value(self.thread):
+                try:
+                    body, _ = self._encoded(self.thread.result())
+                except _HOPELESS:
+                    return
+                execution.save_soon(self._checkpoint(Outcome.OK, body, self.attempt))
+        elif self.scope.step_key is None and self._is_being_cancelled():
+            error = StepCancelled(f"step {self.key} was cancelled by the workflow's code")
+            execution.save_soon(self._checkpoint(Outcome.ERROR, encode_failure(error), self.attempt))
+
+    def _is_being_cancelled(self) -> bool:
+        """Whether the task that the call is in was asked to end, so that a `CancelledError` is not the step's own."""
+        task = asyncio.current_task(self.execution.runtime.loop)
+        return task is None or task.cancelling() > 0
 
     async def _try(self, attempt: int) -> Any:
         """One attempt: returns the value, raises what is final, or `_Again`."""
@@ -98,10 +152,12 @@ class _Attempts:
                 body, result = self._encoded(value)
             else:
                 result = await self._commit(attempt, self.step.transaction)
-        except (asyncio.CancelledError, GeneratorExit):
+        except GeneratorExit:
             raise
         except BaseException as error:
             if is_ctrl_c(error):
+                raise
+            if isinstance(error, asyncio.CancelledError) and self._is_being_cancelled():
                 raise
             if execution.over:
                 raise asyncio.CancelledError from None
@@ -198,7 +254,7 @@ class _Attempts:
                 return await fn(*self.args, **self.kwargs)
             finally:
                 enter(self.scope)
-        future = self.execution.in_thread(inner, lambda: fn(*self.args, **self.kwargs))
+        future = self.thread = self.execution.in_thread(inner, lambda: fn(*self.args, **self.kwargs))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -252,6 +308,15 @@ async def _until_done(future: asyncio.Future[Any]) -> None:
             await asyncio.wait([future])
         except asyncio.CancelledError:
             continue
+
+
+def _has_value(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _was_cancelled(kept: Checkpoint) -> bool:
+    """Whether it is of a step that the workflow's code cancelled."""
+    return decode_failure(kept.body or "null").type == _CANCELLED
 
 
 def _outcome(step: StepDefinition, kept: Checkpoint) -> Any:
