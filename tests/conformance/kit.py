@@ -164,8 +164,15 @@ def settle(
     return Settle(ref=claim.ref, token=claim.token, to=to, body=body, delay=delay, waits=list(waits))
 
 
-def save(claim: Claim, kept: Checkpoint, *, consumes: int | None = None, starts: Start | None = None) -> Save:
-    return Save(ref=claim.ref, token=claim.token, checkpoint=kept, consumes=consumes, starts=starts)
+def save(
+    claim: Claim,
+    kept: Checkpoint,
+    *,
+    consumes: int | None = None,
+    starts: Start | None = None,
+    gives_back: bool = False,
+) -> Save:
+    return Save(claim.ref, claim.token, kept, consumes=consumes, starts=starts, gives_back=gives_back)
 
 
 def watch(claim: Claim, wait: Wait) -> Watch:

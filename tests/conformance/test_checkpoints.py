@@ -10,12 +10,14 @@ from conformance.kit import (
     Worker,
     checkpoint,
     drain,
+    for_signal,
     ids,
     keys,
     message,
     record,
     save,
     start,
+    watch,
     with_token,
 )
 from perdure.model import Checkpoint, Kind, Outcome, State
@@ -188,6 +190,38 @@ async def test_a_signal_of_another_run_is_not_taken(store: Store, ada: Worker) -
     await ada.save(first, checkpoint("got"), consumes=first.signals[0].position)
     assert await store.signals("a") == []
     assert await store.signals("b") == second.signals
+
+
+async def test_a_save_gives_back_the_signal_that_its_key_took(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("r"), start("other")])
+    for body in ("1", "2", "3"):
+        await store.signal(message("r", body=body))
+    await store.signal(message("other"))
+    claim, other = await ada.claim(2)
+    taken = [signal.position for signal in claim.signals]
+    for key, position in (("a", taken[0]), ("b", taken[1])):
+        await ada.save(claim, checkpoint(key, kind=Kind.SIGNAL), consumes=position)
+    await ada.save(other, checkpoint("a", kind=Kind.SIGNAL), consumes=other.signals[0].position)
+    undone = checkpoint("a", kind=Kind.SIGNAL, outcome=Outcome.OPEN)
+    for _ in range(2):
+        reply = await ada.exchange(saves=[save(claim, undone, gives_back=True)])
+        assert reply.refused == []
+        assert await store.signals("r") == [claim.signals[0], claim.signals[2]]
+    assert await store.signals("other") == []
+    [seen] = (await ada.exchange(watches=[watch(claim, for_signal())])).seen
+    assert seen.signal == claim.signals[0]
+    # Whoever takes it next may say so with the same words.
+    await ada.save(claim, checkpoint("c", kind=Kind.SIGNAL), consumes=taken[0])
+    saves = [
+        save(claim, checkpoint("c", kind=Kind.SIGNAL, outcome=Outcome.OPEN), gives_back=True),
+        save(claim, checkpoint("d", kind=Kind.SIGNAL), consumes=taken[0]),
+    ]
+    await ada.exchange(saves=saves)
+    assert await store.signals("r") == [claim.signals[2]]
+    forged = with_token(claim, claim.token + 100)
+    refused = await ada.exchange(saves=[save(forged, checkpoint("d", outcome=Outcome.OPEN), gives_back=True)])
+    assert refused.refused == [forged.token]
+    assert await store.signals("r") == [claim.signals[2]]
 
 
 async def test_a_save_makes_its_child(store: Store, ada: Worker, clock: ManualClock) -> None:

@@ -255,6 +255,11 @@ class Execution:
                 unwind(task, cancel=bool(self._steps) or _has_thread(task))
 
     @property
+    def undisturbed(self) -> bool:
+        """Whether nothing ends it from without, so that what is cancelled in it is cancelled by its own code."""
+        return not self.over and not self.runtime.ending and self.cancelling is None
+
+    @property
     def ending(self) -> bool:
         """Whether nothing new may begin: the execution is over, or its function has ended."""
         return self.over or self._closing
@@ -346,6 +351,11 @@ class Execution:
             self.end()
         await self.check()
 
+    async def after_kept(self) -> None:
+        """Waits until the kept outcomes that its code asks for now have arrived."""
+        await self.turns.take(self.now(), NEW)
+        await self.check()
+
     async def save(
         self, checkpoint: Checkpoint, *, consumes: int | None = None, starts: Start | None = None
     ) -> Existed | None:
@@ -378,9 +388,10 @@ class Execution:
         if status is not None and not self.over:
             self.runtime.pump.tell(Told(self.claim.ref, self.token, status))
 
-    def save_soon(self, checkpoint: Checkpoint) -> None:
-        """Has a checkpoint written with the next exchange, at the latest with the settle of this claim."""
-        self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint))
+    def save_soon(self, checkpoint: Checkpoint, *, gives_back: bool = False) -> asyncio.Future[Existed | None]:
+        """Has a checkpoint written with the next exchange, at the latest with the settle of this claim; when it
+        `gives_back`, the signal that it had taken waits again."""
+        return self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, gives_back=gives_back))
 
     def in_flight(self) -> InFlight:
         """While something of the run is at work, and not merely waiting."""

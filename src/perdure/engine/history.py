@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from perdure.backoff import pauses
 from perdure.errors import StoreUnavailable
@@ -82,10 +82,13 @@ class Inbox:
         self._last = 0
         self._complete = not claim.more_signals
         self._taken: set[int] = set()
+        self._given_back: list[asyncio.Future[Any]] = []
         self._keep(claim.signals)
 
     async def take(self, name: str) -> Arrived | None:
         """The first signal of that name that isn't taken yet."""
+        while self._given_back:
+            await self._read_anew(self._given_back[:])
         while True:
             waiting = self._waiting[name]
             while waiting:
@@ -104,6 +107,24 @@ class Inbox:
             return False
         self._taken.add(signal.position)
         return True
+
+    def release(self, signal: Arrived) -> None:
+        """Lets a signal be taken again that was accepted, and came to nobody."""
+        self._taken.discard(signal.position)
+        self._waiting[signal.name].appendleft(signal)
+
+    def give_back(self, position: int | None, saving: asyncio.Future[Any]) -> None:
+        """A signal waits in the store again, as soon as `saving` is done."""
+        if position is not None:
+            self._taken.discard(position)
+        self._given_back.append(saving)
+
+    async def _read_anew(self, saving: list[asyncio.Future[Any]]) -> None:
+        """Those that were given back have their places among the others."""
+        await asyncio.gather(*saving)
+        self._given_back = [each for each in self._given_back if each not in saving]
+        self._waiting.clear()
+        self._last, self._complete = 0, False
 
     def _keep(self, page: list[Arrived]) -> None:
         for signal in page:

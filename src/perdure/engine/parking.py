@@ -53,6 +53,11 @@ class Waits:
         self.consider_parking()
         try:
             return await future
+        except asyncio.CancelledError:
+            seen = future.result() if future.done() and not future.cancelled() else None
+            if seen is not None and seen.signal is not None:
+                self._execution.inbox.release(seen.signal)
+            raise
         finally:
             del self._pending[wait.key]
             self._execution.runtime.pump.unwatch(self._execution.token, wait.key)

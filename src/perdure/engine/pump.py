@@ -109,6 +109,9 @@ class Pump:
     def save(self, save: Save) -> asyncio.Future[Existed | None]:
         """Has a checkpoint written with the next exchange. The future is done when it is durable, and cancelled
         when the run is not this worker's any more. It tells of the child that it starts if there was one already."""
+        if save.gives_back:  # what took a signal, and is not sent yet, need not be
+            same = save.token, save.checkpoint.key
+            self._saves = [each for each in self._saves if (each[0].token, each[0].checkpoint.key) != same]
         future: asyncio.Future[Existed | None] = self._loop.create_future()
         self._saves.append((save, future))
         self._wake.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from secrets import token_hex
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from perdure.codec import Decoder
 from perdure.engine.execution import Execution
 from perdure.engine.history import through_outages
 from perdure.errors import (
+    DecodingError,
     InvalidInput,
     PerdureError,
     RunCancelled,
@@ -50,14 +52,22 @@ async def signal_for(execution: Execution, key: str, name: str, decoder: Decoder
     """The next signal of that name; `SignalTimedOut` when its time is over and none is there."""
     saved = await execution.saved(key, Kind.SIGNAL)
     if saved is not None and saved.outcome is not Outcome.OPEN:
-        await execution.replay(saved.saved_at, saved.position)
-        if saved.outcome is Outcome.OK:
-            return decoder.decode(saved.body or "null")
-        raise SignalTimedOut(decode_failure(saved.body or "null").message)
+        error = None if saved.outcome is Outcome.OK else _signal_error(saved)
+        try:
+            await execution.replay(saved.saved_at, saved.position)
+        except asyncio.CancelledError:
+            if not isinstance(error, SignalTimedOut):
+                _give_back(execution, Checkpoint(key, Kind.SIGNAL, Outcome.OPEN, started_at=saved.started_at))
+            raise
+        if error is not None:
+            raise error
+        return decoder.decode(saved.body or "null")
     await execution.live()
     began = execution.now() if saved is None else saved.started_at
     at = saved.at if saved is not None else None if timeout is None else began + timeout
     with execution.in_flight():
+        if saved is not None:
+            await execution.after_kept()  # One of these may be why the code cancels this wait, as it did before.
         arrived = await execution.inbox.take(name)
     if arrived is None and (at is None or at > execution.now()):
         if saved is None:
@@ -65,7 +75,13 @@ async def signal_for(execution: Execution, key: str, name: str, decoder: Decoder
         seen = await execution.wait(Wait(key, WaitFor.SIGNAL, name, at))
         arrived = seen.signal if seen is not None else None
     with execution.in_flight():
-        return await _consume(execution, key, name, decoder, began, arrived)
+        try:
+            return await _consume(execution, key, name, decoder, began, arrived)
+        except asyncio.CancelledError:
+            if arrived is not None:
+                undone = Checkpoint(key, Kind.SIGNAL, Outcome.OPEN, at=at, started_at=began)
+                _give_back(execution, undone, arrived.position)
+            raise
 
 
 async def _consume(
@@ -75,10 +91,30 @@ async def _consume(
         error = SignalTimedOut(f"no signal {name!r} came in time")
         await execution.save(Checkpoint(key, Kind.SIGNAL, Outcome.ERROR, encode_failure(error), started_at=began))
         raise error
-    await execution.save(
-        Checkpoint(key, Kind.SIGNAL, Outcome.OK, arrived.body, started_at=began), consumes=arrived.position
-    )
-    return decoder.decode(arrived.body)
+    try:
+        value, error = decoder.decode(arrived.body), None
+    except DecodingError as misfit:
+        value, error = None, misfit
+    # One that can't be read is taken too, as a failure: code may catch that and wait for the next one, and for a retry,
+    # by code that can read it, it is where it was.
+    kept = (Outcome.OK, arrived.body) if error is None else (Outcome.ERROR, encode_failure(error))
+    await execution.save(Checkpoint(key, Kind.SIGNAL, *kept, started_at=began), consumes=arrived.position)
+    if error is not None:
+        raise error
+    return value
+
+
+def _signal_error(kept: Checkpoint) -> PerdureError:
+    """Why a wait for a signal brought none: it was too late, or could not be read."""
+    info = decode_failure(kept.body or "null")
+    error = rebuild(info)
+    return error if isinstance(error, DecodingError) else SignalTimedOut(info.message)
+
+
+def _give_back(execution: Execution, undone: Checkpoint, position: int | None = None) -> None:
+    """The workflow's code cancelled a wait whose signal was there, but had not come to the code yet: it waits again."""
+    if execution.undisturbed:
+        execution.inbox.give_back(position, execution.save_soon(undone, gives_back=True))
 
 
 async def start_child(execution: Execution, key: str, start: Start, *, awaited: bool) -> str:

@@ -107,7 +107,8 @@ class Save(Struct, omit_defaults=True, gc=False):
     the next position of the run, also when it replaces one: what completes later is replayed later.
 
     `consumes` is the position of the signal that it takes with it, `starts` the child run that it makes: both happen
-    in the same transaction or not at all. A child whose id exists is left as it is, and told of in
+    in the same transaction or not at all. With `gives_back` the signal that its key took before waits again, where it
+    was; of one batch that comes before any save that consumes. A child whose id exists is left as it is, and told of in
     `Exchanged.existed`; where that is a run of another workflow or input, the checkpoint is not kept either. A child
     whose unique key is taken is not made: the checkpoint's body becomes the id of the run that has the key, which is
     told of too. A save that completes (outcome `OK` or `ERROR`) sets the run's crash count back to nothing: it made
@@ -119,6 +120,7 @@ class Save(Struct, omit_defaults=True, gc=False):
     checkpoint: Checkpoint
     consumes: int | None = None
     starts: Start | None = None
+    gives_back: bool = False
 
 
 class Watch(Struct, omit_defaults=True):

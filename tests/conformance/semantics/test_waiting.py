@@ -12,7 +12,7 @@ from perdure import current_run, sleep, sleep_until, step, wait_signal
 from perdure.errors import DecodingError, InvalidInput, NotInWorkflow, RunEnded, RunFailed, RunNotFound, SignalTimedOut
 
 from .conftest import Explore, Play
-from .kit import Gate, new_app, replay, state
+from .kit import Gate, deploy, new_app, replay, state
 
 pytestmark = pytest.mark.anyio
 
@@ -155,6 +155,89 @@ async def test_a_signal_that_does_not_fit_its_type_can_be_handled(play: Play) ->
         await run.signal("n", "three")
         await run.signal("n", 3)
         assert await run.result() == 3
+
+
+async def test_a_signal_that_did_not_fit_is_there_again_for_a_retry(play: Play) -> None:
+    app, fixed = new_app(), new_app()
+
+    @app.workflow(name="flow")
+    async def flow() -> int:
+        return await wait_signal("n", int)
+
+    @fixed.workflow(name="flow")
+    async def flow_of_any() -> object:
+        return await wait_signal("n", int | str)
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await run.signal("n", "three")
+        await run.signal("n", 4)
+        with pytest.raises(RunFailed, match="DecodingError"):
+            await run.result()
+        await deploy(sandbox, fixed)
+        await fixed.run(run.id).retry()
+        assert await flow_of_any.get(run.id).result() == "three"
+
+
+async def _first_of(*names: str) -> list[str]:
+    tasks = [asyncio.ensure_future(wait_signal(name, str)) for name in names]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    return [task.result() for task in tasks if task in done]
+
+
+async def test_a_signal_whose_wait_lost_a_race_waits_for_the_next_one(play: Play, explore: Explore) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> list[str]:
+        got: list[str] = []
+        for _ in range(3):
+            got += await _first_of("a", "b")
+        return got
+
+    async with play(app) as sandbox:
+        there = await flow.start()
+        for name, text in (("a", "a1"), ("b", "b1"), ("b", "b2")):
+            await there.signal(name, text)
+        assert sorted(await there.result(timeout=20)) == ["a1", "b1", "b2"]
+        later = await flow.start()
+        await sandbox.settle()
+        await asyncio.gather(later.signal("b", "b1"), later.signal("a", "a1"))
+        await sandbox.settle()
+        await replay(sandbox)
+        await later.signal("b", "b2")
+        got = await later.result(timeout=20)
+        assert sorted(got) == ["a1", "b1", "b2"]
+        assert got.index("b1") < got.index("b2")
+    (await explore(flow, signals=[("a", "a1"), ("a", "a2"), ("b", "b1")])).check()
+
+
+async def test_a_signal_that_came_with_the_end_of_a_sleep_is_not_lost(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def poll(rounds: int) -> list[str]:
+        tasks = [asyncio.ensure_future(sleep(60)), asyncio.ensure_future(wait_signal("go", str))]
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        got = [str(task.result()) for task in done if task is tasks[1]]
+        if rounds and not got:
+            poll.continue_as_new(rounds - 1)
+        return got
+
+    async with play(app) as sandbox:
+        run = await poll.start(3)
+        await sandbox.settle()
+        await sandbox.kill_worker()
+        await run.signal("go", "there")
+        await sandbox.advance(seconds=60, settle=False)
+        await sandbox.start_worker()
+        await sandbox.advance(minutes=10)
+        assert await run.result(timeout=20) == ["there"]
 
 
 async def test_a_wait_for_a_signal_gives_up_in_time(play: Play) -> None:

@@ -244,7 +244,7 @@ def _saves(saves: Sequence[Save]) -> list[Any]:
         [kept.digest for kept in checkpoints],
         unless_all(None, [kept.at for kept in checkpoints]),
         [kept.started_at for kept in checkpoints],
-        unless_all(None, [save.consumes for save in saves]),
+        unless_all(None, [0 if save.gives_back else save.consumes for save in saves]),
         encode([start for _, start in starting]) if starting else None,
         [place for place, _ in starting] if starting else None,
     ]

@@ -174,7 +174,7 @@ def _save(save: Save) -> tuple[Any, ...]:
         checkpoint.key,
         checkpoint.outcome,
         as_text(encode(checkpoint)),
-        save.consumes or False,
+        0 if save.gives_back else save.consumes or False,
         save.starts is not None and ask(save.starts, parent=str(save.ref)),
     )
 

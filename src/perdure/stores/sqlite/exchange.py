@@ -200,6 +200,9 @@ def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bo
         transaction.change(_SQL["save_one"], (*written[0], transaction.now))
     else:
         transaction.change(_SQL["save"], {"saves": encode(written), "now": transaction.now})
+    given_back = [(save.ref, save.checkpoint.key) for save in kept if save.gives_back]
+    if given_back:
+        transaction.change(_SQL["give_back_of"], {"given_back": encode(given_back)})
     consumed = [(save.ref, save.consumes, save.checkpoint.key) for save in kept if save.consumes is not None]
     if consumed:
         transaction.change(_SQL["consume"], {"consumed": encode(consumed)})

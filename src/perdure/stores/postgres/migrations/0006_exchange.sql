@@ -412,6 +412,11 @@ BEGIN
             UPDATE live AS l SET crashes = 0 WHERE l.seq = ANY (_kept.progressed);
         END IF;
         IF _save_consumes IS NOT NULL THEN
+            -- At 0 they give back what they had taken.
+            UPDATE signal AS s SET body = s.taken, taken = NULL, taken_by = NULL
+            FROM unnest(_save_refs, _save_tokens, _save_consumes, _save_keys) AS e (ref, token, position, key)
+            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
+            WHERE e.position = 0 AND s.run = e.ref AND s.taken_by = e.key AND s.taken IS NOT NULL;
             UPDATE signal AS s SET taken = s.body, taken_by = e.key, body = NULL
             FROM unnest(_save_refs, _save_tokens, _save_consumes, _save_keys) AS e (ref, token, position, key)
             JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)

@@ -102,15 +102,16 @@ local function waiting_signals(run, after, limit)
     return found
 end
 
--- Lets those signals wait again whose checkpoints were cleared.
-local function give_back(run)
+-- Lets those signals wait again that the checkpoint of a key took; without a key those whose checkpoints were cleared.
+local function give_back(run, key)
     if not run.s.signals then
         return
     end
     local all = call('HGETALL', P .. 'sig:' .. run.id)
     for i = 1, #all, 2 do
         local signal = unpacked(all[i + 1])
-        if signal.taken_by and call('HEXISTS', P .. 'cp:' .. run.id, signal.taken_by) == 0 then
+        local taker = signal.taken_by
+        if taker and (taker == key or (not key and call('HEXISTS', P .. 'cp:' .. run.id, taker) == 0)) then
             signal.taken_by = nil
             put_signal(run.id, all[i], signal)
             set_waiting(run.id, tonumber(all[i]), signal, true)

@@ -77,8 +77,11 @@ function save_all(saves)
             end
             if keeps then
                 keep_checkpoint(run, key, saves[at + 4], packed)
-                if saves[at + 6] then
-                    consume(run, saves[at + 6], key)
+                local position = saves[at + 6]
+                if position == 0 then
+                    give_back(run, key)
+                elseif position then
+                    consume(run, position, key)
                 end
             end
         end

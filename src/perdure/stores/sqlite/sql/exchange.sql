@@ -127,6 +127,14 @@ WHERE run IN (SELECT value FROM json_each(:runs))
     AND taken IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM checkpoint AS c WHERE c.run = signal.run AND c.key = signal.taken_by);
 
+-- name: give_back_of
+-- Lets the signals wait again that checkpoints had taken. Uses the primary key.
+UPDATE signal SET body = taken, taken = NULL, taken_by = NULL
+FROM json_each(:given_back) AS e
+WHERE signal.run = json_extract(e.value, '$[0]')
+    AND signal.taken_by = json_extract(e.value, '$[1]')
+    AND signal.taken IS NOT NULL;
+
 -- name: forget_signals
 -- Forgets the signals that runs had consumed before they continued the last time. Uses the primary key.
 DELETE FROM signal WHERE run IN (SELECT value FROM json_each(:runs)) AND body IS NULL AND taken IS NULL;
