@@ -21,7 +21,7 @@ from perdure.engine.interrupts import is_ctrl_c
 from perdure.engine.order import Order
 from perdure.engine.parking import Waits
 from perdure.engine.points import Point
-from perdure.engine.scope import Scope, enter, leave
+from perdure.engine.scope import Scope, enter, is_in_step, leave
 from perdure.engine.tasks import unwind
 from perdure.engine.threads import guarded, noticed
 from perdure.engine.turns import NEW, Turns
@@ -301,8 +301,9 @@ class Execution:
             raise asyncio.CancelledError from None
 
     async def check(self) -> None:
-        """Raises `CancelledError` when nothing new may begin: the execution is over, or its function has ended."""
-        if self.over or self._closing:
+        """Raises `CancelledError` when nothing new may begin: the execution is over, or its function has ended, and the
+        call is not part of a step that is still in flight."""
+        if self.over or (self._closing and not is_in_step()):
             await asyncio.sleep(0)  # code that swallows it in a loop must not hold up everybody else
             raise asyncio.CancelledError
 

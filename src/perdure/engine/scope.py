@@ -106,6 +106,12 @@ def scope_here() -> Scope | None:
     return scope
 
 
+def is_in_step() -> bool:
+    """Whether the calling code is part of a step."""
+    scope = _scope.get()
+    return scope is not None and scope.step_key is not None
+
+
 def scope_of_creator(context: Context | None) -> Scope | None:
     """The scope of code that makes a task to run in `context`, or (None) in its own."""
     return _scope.get() if context is None else context.get(_scope)

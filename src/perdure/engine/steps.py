@@ -102,7 +102,10 @@ class _Attempts:
             if saved.at is not None and saved.at > execution.now():
                 await self._back_off(saved.at)
         await execution.live()
-        if execution.claim.cut_off and not execution.progressed:
+        if self.step.retry is not None and not self.step.retry.allows(1):
+            with execution.in_flight():
+                await self._begin_once(saved)
+        elif execution.claim.cut_off and not execution.progressed:
             with execution.in_flight():
                 self.attempt = await self._count_cut_off(self.attempt)
         while True:
@@ -266,6 +269,14 @@ class _Attempts:
     async def _back_off(self, at: Millis) -> None:
         await self.execution.wait(Wait(f"{self.key}.retry", WaitFor.TIMER, at=at))
 
+    async def _begin_once(self, saved: Checkpoint | None) -> None:
+        """Of a step that may have one attempt it is kept that this begins, so that a crash leaves no doubt."""
+        if saved is None:
+            self.started_at = self.execution.now()
+            await self.execution.save(self._checkpoint(Outcome.OPEN, None, 0))
+        elif self.execution.claim.cut_off:
+            await self._count_cut_off(self.attempt)
+
     async def _count_cut_off(self, attempt: int) -> int:
         """The worker died in the attempt before, and nothing has completed since: it is this step, or one beside it,
         that was cut off (or about to begin). That attempt counts."""
@@ -280,7 +291,7 @@ class _Attempts:
     async def _save(self, outcome: Outcome, body: Json, attempt: int, at: Millis | None = None) -> None:
         await self.execution.save(self._checkpoint(outcome, body, attempt, at))
 
-    def _checkpoint(self, outcome: Outcome, body: Json, attempt: int, at: Millis | None = None) -> Checkpoint:
+    def _checkpoint(self, outcome: Outcome, body: Json | None, attempt: int, at: Millis | None = None) -> Checkpoint:
         return Checkpoint(
             self.key,
             Kind.STEP,

@@ -218,6 +218,42 @@ async def test_a_failure_waits_for_the_checkpoints_of_those_beside_it(play: Play
         assert {event.key: event.value for event in await run.history()} == {"fails": None, "slow": "kept"}
 
 
+@pytest.mark.parametrize("fails", [True, False])
+async def test_an_end_waits_for_steps_with_steps_of_their_own(play: Play, fails: bool) -> None:
+    app, gate = new_app(), Gate()
+
+    @step
+    async def quick() -> None:
+        await gate.reached()
+        if fails:
+            raise ValueError("no")
+
+    @step
+    async def slow() -> int:
+        await gate.pass_through()
+        return await double(1) + await sync_double(2)
+
+    @app.workflow
+    async def flow() -> None:
+        beside = asyncio.ensure_future(slow())
+        await asyncio.wait([beside, asyncio.ensure_future(quick())], return_when=asyncio.FIRST_COMPLETED)
+        if fails:
+            raise ValueError("no")
+
+    async with play(app):
+        run = await flow.start()
+        while "quick" not in await keys(run):
+            await asyncio.sleep(0)
+        gate.open()
+        if fails:
+            with pytest.raises(RunFailed, match="ValueError: no"):
+                await run.result()
+        else:
+            await run.result()
+        kept = {event.key: event.value for event in await run.history()}
+        assert kept == {"quick": None, "slow/double": 2, "slow/sync_double": 4, "slow": 6}
+
+
 async def test_a_failure_in_a_task_group_survives_a_crash_at_any_point(explore: Explore) -> None:
     app = new_app()
 

@@ -167,6 +167,68 @@ async def test_a_step_whose_last_attempt_was_cut_off_fails(play: Play) -> None:
         assert ran == [1, 2]
 
 
+async def test_a_step_with_one_attempt_is_not_repeated_whatever_completes_beside_it(play: Play) -> None:
+    app, gate, ran = new_app(), Gate(), list[str]()
+
+    @step
+    async def before(n: int) -> int:
+        return n
+
+    @step(retry=Retry(attempts=1))
+    async def once() -> None:
+        ran.append("once")
+        await gate.pass_through()
+
+    @step
+    async def beside() -> None:
+        ran.append("beside")
+        await gate.reached()
+
+    @app.workflow
+    async def flow() -> None:
+        async def long() -> None:
+            for n in range(150):
+                await before(n)
+            await once()
+
+        await asyncio.gather(long(), beside())
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await gate.reached()
+        await sandbox.kill_worker()
+        await sandbox.start_worker()
+        with pytest.raises(RunFailed, match="StepCutOff: attempt 1 of step ~long/once was cut off"):
+            await run.result(timeout=20)
+        assert ran.count("once") == 1
+
+
+async def test_a_step_with_one_attempt_that_had_not_begun_begins_after_a_crash(play: Play) -> None:
+    app, gate, ran = new_app(), Gate(), list[str]()
+
+    @step
+    async def slow() -> None:
+        await gate.pass_through()
+
+    @step(retry=Retry(attempts=1))
+    async def once() -> str:
+        ran.append("once")
+        return "done"
+
+    @app.workflow
+    async def flow() -> str:
+        await slow()
+        return await once()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await gate.reached()
+        await replay(sandbox)
+        gate.open()
+        assert await run.result(timeout=20) == "done"
+        assert ran == ["once"]
+
+
 async def test_a_step_without_retry_runs_again_after_each_crash(play: Play) -> None:
     app, gate, ran = new_app(), Gate(), list[int]()
 
