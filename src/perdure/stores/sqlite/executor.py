@@ -49,6 +49,8 @@ class Transaction:
         self.lanes = lanes
         """Numbers of lanes, as far as they are known; forgotten when a transaction is rolled back."""
         self.tell: set[Topic] = set()
+        self.began = math.inf
+        """When it got the lock, by the clock of `time.monotonic`."""
         self.known_now: Millis | None = clock() if clock else None
         """The store's time, once it is known: a statement may bring it along."""
 
@@ -242,6 +244,7 @@ class Executor:
     def _attempt(self, jobs: list[_AnyJob], transaction: Transaction, *, alone: bool) -> list[_Outcome]:
         connection = self._connection
         patiently(lambda: connection.execute(self._begin), self._busy_timeout, lambda: self._until)
+        transaction.began = time.monotonic()
         outcomes: list[_Outcome] = []
         start = connection.total_changes
         for job in jobs:

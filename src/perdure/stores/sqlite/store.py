@@ -101,6 +101,8 @@ class SqliteStore:
         def before_commit(transaction: Transaction) -> None:
             still_there()
             wakeups.prune(transaction)
+            if self._clock is None:
+                workers.lengthen_leases(transaction)
 
         self._wakeups = wakeups
         self._writer = self._reader = Executor(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from perdure.blame import Suspect, judge
@@ -14,6 +16,9 @@ from perdure.stores.sqlite.sql import encode, load
 _SQL = load("worker")
 _OUTCOMES = load("exchange")["outcomes"]
 
+
+_LONG = 200
+"""Milliseconds from which on a transaction matters to the leases."""
 
 _Suspects = msgspec.json.Decoder(list[Suspect])
 _Ids = msgspec.json.Decoder(list[int])
@@ -58,6 +63,13 @@ def reclaim(transaction: Transaction) -> int:
 def bury(transaction: Transaction, name: str) -> int:
     """Takes back the runs of one incarnation, whatever its lease; returns how many."""
     return _take_back(transaction, transaction.row(_SQL["named"], {"name": name})[0])
+
+
+def lengthen_leases(transaction: Transaction) -> None:
+    """Gives back to all who live the time of a long transaction, in which nobody else could write, nor renew."""
+    took = round((time.monotonic() - transaction.began) * 1000)
+    if took >= _LONG:
+        transaction.change(_SQL["lengthen"], {"took": took})
 
 
 def _take_back(transaction: Transaction, workers: str) -> int:

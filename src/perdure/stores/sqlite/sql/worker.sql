@@ -35,6 +35,11 @@ UPDATE worker SET
     lease_until = coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)) + :lease
 WHERE id = :worker;
 
+-- name: lengthen
+-- Extends the leases that had not ended so many milliseconds ago, by these. Walks the workers, which are few.
+UPDATE worker SET lease_until = lease_until + :took
+WHERE lease_until > CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) - :took;
+
 -- name: named
 -- Incarnations by their name. Uses worker_name.
 SELECT json_group_array(id) FROM worker WHERE name = :name;

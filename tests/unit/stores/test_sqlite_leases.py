@@ -1,0 +1,47 @@
+"""Leases beside a transaction that holds the one lock of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure.stores.base import Registration
+from perdure.stores.sqlite import SqliteStore, parse_url
+from perdure.stores.sqlite.executor import Transaction
+
+pytestmark = pytest.mark.anyio
+
+HOUR = 3_600_000
+
+
+async def test_a_long_transaction_gives_its_time_back_to_those_who_live(tmp_path: Path) -> None:
+    store = SqliteStore(parse_url(f"sqlite:///{tmp_path}/a.db"))
+    await store.open()
+
+    alive, dead = [
+        await store.register(
+            Registration(name=name, host="h", pid=1, queues=["q"], workflows=["w"], concurrency=1, lease=10_000)
+        )
+        for name in ("alive", "dead")
+    ]
+
+    def leases(transaction: Transaction) -> dict[int, int]:
+        return dict(transaction.connection.execute("SELECT id, lease_until FROM worker").fetchall())
+
+    def take_an_hour(transaction: Transaction) -> None:
+        transaction.began -= 3600
+        transaction.change(
+            "UPDATE worker SET lease_until = lease_until - :h WHERE id <> :a", {"h": 2 * HOUR, "a": alive}
+        )
+
+    try:
+        before = await store._write(leases)
+        await store._write(take_an_hour)
+        after = await store._write(leases)
+        assert after[dead] == before[dead] - 2 * HOUR
+        assert HOUR <= after[alive] - before[alive] < 2 * HOUR
+        assert await store.reclaim() == 0
+        assert [each.name for each in await store.workers()] == ["alive"]
+    finally:
+        await store.close()
