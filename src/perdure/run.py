@@ -17,7 +17,7 @@ from perdure.codec import Decoder, encode
 from perdure.engine.scope import check_key, holds_slot, scope_here, wait_in_step, workflow_scope
 from perdure.engine.waits import result, result_of, send_cancel, send_signal
 from perdure.errors import ErrorInfo, InvalidInput, NotDurable, RunNotFound
-from perdure.explain import explain
+from perdure.explain import reason_of
 from perdure.failures import decode_failure
 from perdure.model import Checkpoint, Outcome, RunRecord, Signal, State
 from perdure.options import check_labels, check_name, check_text
@@ -195,9 +195,7 @@ class Run(Generic[R]):
         """Why the run is in the state that it is in, and what would change that: one sentence."""
 
         async def why(store: Store) -> str:
-            record = await self._record(store)
-            ahead = await store.ahead(self.id) if record.state is State.QUEUED else 0
-            return explain(record, await store.workers(), ahead)
+            return await reason_of(store, await self._record(store))
 
         return self._store_call(why, "why")
 
