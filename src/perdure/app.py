@@ -330,7 +330,7 @@ class App:
         async def runs(store: Store) -> list[RunStatus]:
             return [RunStatus(record) for record in await store.runs(query)]
 
-        return self._call(runs, "runs()")
+        return self.client.call(runs, "runs()")
 
     def batch(self, batch_id: str) -> Batch[Any]:
         """A handle on a batch of any workflow; `workflow.get_batch(id)` gives a typed one."""
@@ -338,11 +338,11 @@ class App:
 
     def counts(self) -> Call[list[Count]]:
         """How many runs there are, by queue, workflow and state."""
-        return self._call(lambda store: store.counts(), "counts()")
+        return self.client.call(lambda store: store.counts(), "counts()")
 
     def queues(self) -> Call[list[QueueReport]]:
         """Each queue at this moment: how many runs are ready, running and held (and why), and its limits."""
-        return self._call(lambda store: store.queues(), "queues()")
+        return self.client.call(lambda store: store.queues(), "queues()")
 
     def failures(
         self,
@@ -362,7 +362,7 @@ class App:
                 limit=check_count(limit, "limit"),
             )
         )
-        return self._call(lambda store: store.failures(query), "failures()")
+        return self.client.call(lambda store: store.failures(query), "failures()")
 
     def retry_failed(
         self,
@@ -390,7 +390,7 @@ class App:
                 oldest_first=True,
             )
         )
-        return self._call(lambda store: store.retry_many(query, dry_run=dry_run), "retry_failed()")
+        return self.client.call(lambda store: store.retry_many(query, dry_run=dry_run), "retry_failed()")
 
     def prune(
         self,
@@ -417,7 +417,7 @@ class App:
                 total += removed
             return total
 
-        return self._call(prune, "prune()")
+        return self.client.call(prune, "prune()")
 
     # --- workers
 
@@ -486,12 +486,6 @@ class App:
         kept = {policy.workflow for policy in self._retention if policy.workflow is not None}
         if kept - self._workflows.keys():
             warn_of_unknown(kept, {*self._workflows, *(count.workflow for count in await store.counts())})
-
-    def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
-        async def call() -> T:
-            return await work(await self.client.store())
-
-        return Call(call, what)
 
     # --- lifecycle
 
