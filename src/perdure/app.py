@@ -11,7 +11,7 @@ from perdure.batch import Batch
 from perdure.call import Call
 from perdure.client import Client
 from perdure.clock import Clock, StoreClock, millis, time_limit
-from perdure.engine.definitions import Key, check_definitions
+from perdure.engine.definitions import Key
 from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
 from perdure.limits import LimitControl
@@ -447,6 +447,7 @@ class App:
         What code declares (schedules, limits) is put into the store when it starts. Raises `DefinitionError` when a
         workflow or step can't work.
         """
+        from perdure.engine.reach import check_definitions
         from perdure.engine.worker import Worker
 
         check_count(concurrency, "a worker's concurrency")
@@ -456,7 +457,7 @@ class App:
         if lease_ms < _SHORTEST_LEASE:
             raise InvalidInput(f"a lease must be at least {_SHORTEST_LEASE} ms, or it ends before it can be renewed")
         definitions = {name: workflow.definition for name, workflow in self._workflows.items()}
-        check_definitions(definitions.values())
+        check_definitions(list(definitions.values()))
         if isinstance(queues, str):
             raise InvalidInput(f"queues is a list of names: write queues=[{queues!r}]")
         if queues is not None and not queues:
