@@ -10,8 +10,9 @@ from msgspec import json
 from perdure.clock import moment
 from perdure.failures import decode_failure
 from perdure.model import Checkpoint, Millis, Outcome, RunRecord, State, Wait, WaitFor, WorkerRecord
+from perdure.options import DEFAULT_QUEUE
 from perdure.stores.base import Store
-from perdure.wording import counted, does
+from perdure.wording import counted, did_you_mean, does
 
 _MOST_COUNTED = 1000
 _RETRY = ".retry"
@@ -103,13 +104,19 @@ def _queued(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
 def _unserved(run: RunRecord, workers: Sequence[WorkerRecord]) -> str:
     if not workers:
         what = f"version {run.version} of workflow {run.workflow}" if run.version else f"workflow {run.workflow}"
-        return f"no live worker serves {what}: start one with `perdure worker MODULE:APP`"
+        start = "start one with `perdure worker MODULE:APP`"
+        if run.queue == DEFAULT_QUEUE:
+            return f"no live worker serves {what}: {start}"
+        return (
+            f"no live worker serves {what} on queue {run.queue}: {start}, and `--queues {run.queue}` unless the app"
+            " names that queue"
+        )
     knowing = [worker for worker in workers if run.workflow in worker.workflows]
     if knowing:
         queues = sorted({queue for worker in knowing for queue in worker.queues})
         return (
-            f"no live worker serves queue {run.queue}: those that know workflow {run.workflow} serve"
-            f" {', '.join(queues)}; start one with `--queues {run.queue}`"
+            f"no live worker serves queue {run.queue}{did_you_mean(run.queue, queues)}: those that know workflow"
+            f" {run.workflow} serve {', '.join(queues)}; start one with `--queues {run.queue}`"
         )
     return (
         f"no live worker serves workflow {run.workflow}: {_workers(len(workers))} of this store"

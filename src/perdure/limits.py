@@ -56,8 +56,11 @@ class LimitControl:
         """What a scope starts out with: set when a worker starts, if nothing was ever set for the scope.
 
         If something was, that stands, and a worker that declares another limit says so in its log; `perdure limits
-        apply` makes what code declares hold. Raises `InvalidInput`.
+        apply` makes what code declares hold. Raises `InvalidInput`, and `UnknownQueue` for a queue that an app which
+        declares its queues does not have.
         """
+        if queue is not None:
+            self._app.known_queue(queue)
         self._declared[scope_of(queue, workflow, group)] = limits_of(running, rate, burst)
 
     def set(

@@ -56,6 +56,14 @@ CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
     (record(State.SCHEDULED, wake_at=NOON, held="queue is paused"), [], 0, "queue is paused, until"),
     (record(State.QUEUED, held="queue is paused"), [worker()], 0, "is held: queue is paused"),
     (record(State.QUEUED), [], 0, "no live worker serves workflow ship: start one"),
+    (
+        record(State.QUEUED, queue="mial"),
+        [],
+        0,
+        "no live worker serves workflow ship on queue mial: start one with `perdure worker MODULE:APP`, and `--queues"
+        " mial` unless the app names that queue",
+    ),
+    (record(State.QUEUED, queue="mial"), [worker(queues=("mail",))], 0, "serves queue mial (did you mean 'mail'?):"),
     (record(State.QUEUED, version="3"), [], 0, "no live worker serves version 3 of workflow ship: start one"),
     (
         record(State.QUEUED),

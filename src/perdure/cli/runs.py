@@ -10,7 +10,7 @@ import msgspec
 from msgspec import json
 
 from perdure.app import App
-from perdure.cli.group import Commands, did_you_mean, verbose
+from perdure.cli.group import Commands, verbose
 from perdure.cli.known import unknown
 from perdure.cli.output import STATE_STYLES, console, duration, one_line, print_json, print_table
 from perdure.cli.params import json_option, label_option
@@ -23,7 +23,7 @@ from perdure.explain import reason_of
 from perdure.failures import decode_failure
 from perdure.model import RunQuery, RunRecord, State
 from perdure.stores.base import Store
-from perdure.wording import counted, does
+from perdure.wording import counted, did_you_mean, does
 
 _PAGE = 200
 
