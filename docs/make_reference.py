@@ -30,7 +30,7 @@ DOCS = Path(__file__).parent
 NOTE = "<!-- Made by docs/make_reference.py: change the docstrings, then run it. -->"
 
 _HIDDEN = {
-    "App": {"add", "find", "handle", "client", "clock"},
+    "App": {"add", "find", "handle", "client", "clock", "known_queue"},
     "Call": {"send", "throw", "close"},
     "Worker": {"runtime", "die"},
     "LimitControl": {"declare_all"},

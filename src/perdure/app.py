@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
@@ -11,12 +10,13 @@ from perdure.batch import Batch
 from perdure.call import Call
 from perdure.client import Client
 from perdure.clock import Clock, StoreClock, millis, time_limit
-from perdure.engine.definitions import Key, check_definitions
+from perdure.engine.definitions import Key
 from perdure.engine.points import Tap
-from perdure.errors import DefinitionError, InvalidInput, UnknownWorkflow
+from perdure.errors import DefinitionError, InvalidInput, UnknownQueue, UnknownWorkflow
 from perdure.limits import LimitControl
 from perdure.model import Count, FailureCause, Missed, Overlap, QueueReport, Retention, RunQuery, State
 from perdure.options import (
+    DEFAULT_QUEUE,
     check_filters,
     check_flag,
     check_key,
@@ -35,6 +35,7 @@ from perdure.run import ANYTHING, Run, RunStatus
 from perdure.schedules import ScheduleControl, make_timing
 from perdure.stores import open_store
 from perdure.stores.base import PRUNE_LIMIT, Store
+from perdure.wording import did_you_mean
 from perdure.workflow import Workflow, WorkflowDecorator
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 W = TypeVar("W", bound=Workflow[..., Any])
-
-DEFAULT_QUEUE = "default"
 
 _SHORTEST_LEASE = 100
 
@@ -60,11 +59,15 @@ class App:
       `postgresql://user@host/database`, `redis://user@host` (or `valkey://`; `rediss://` for TLS).
     - `max_value_bytes`: how large an input, result or signal may be as JSON. Large data belongs into a file or an
       object store, and its name into the workflow.
+    - `queues`: the queues that there are, besides `default`. Then any other name is refused with `UnknownQueue`, by the
+      first call that has it: a workflow, a start, a worker, a limit. Without it a queue comes about by being named, so
+      that any name will do, and a mistyped one shows as a run that waits: `perdure start` and `why` say that no worker
+      serves its queue, and which one was meant.
 
         app = App("sqlite:///shop.db")
     """
 
-    def __init__(self, url: str, *, max_value_bytes: int = 1024 * 1024) -> None:
+    def __init__(self, url: str, *, max_value_bytes: int = 1024 * 1024, queues: Sequence[str] | None = None) -> None:
         self.url = url
         self.max_value_bytes = max_value_bytes
         self.client = Client(open_store(url))
@@ -73,6 +76,7 @@ class App:
         """What may run at a time, how many may begin in a time, and what is paused."""
         self.schedules = ScheduleControl(self)
         """The schedules of the store."""
+        self._queues = None if queues is None else {DEFAULT_QUEUE, *_queue_names(queues)}
         self._workflows: dict[str, Workflow[..., Any]] = {}
         self._retention: list[Retention] = []
 
@@ -80,6 +84,12 @@ class App:
     def workflows(self) -> dict[str, Workflow[..., Any]]:
         """The workflows by name."""
         return dict(self._workflows)
+
+    @property
+    def queue_names(self) -> list[str]:
+        """The queues that the app declares, and those that its workflows name."""
+        named = {workflow.definition.queue for workflow in self._workflows.values()}
+        return sorted(named if self._queues is None else named | self._queues) or [DEFAULT_QUEUE]
 
     # --- definitions
 
@@ -157,7 +167,7 @@ class App:
         decorator = WorkflowDecorator(
             self,
             name=name,
-            queue=check_queue(queue),
+            queue=self.known_queue(queue),
             priority=check_priority(priority),
             retry=check_retry(retry),
             timeout=time_limit(timeout),
@@ -266,10 +276,19 @@ class App:
         try:
             return self._workflows[name]
         except KeyError:
-            close = difflib.get_close_matches(name, self._workflows, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = did_you_mean(name, self._workflows)
             known = ", ".join(sorted(self._workflows)) or "none"
             raise UnknownWorkflow(f"this app has no workflow {name!r}{hint}; it knows: {known}") from None
+
+    def known_queue(self, name: str) -> str:
+        """The name of a queue; `UnknownQueue`, which names the likely one, when the app declares others."""
+        check_queue(name)
+        if self._queues is not None and name not in self._queues:
+            known = sorted(self._queues)
+            raise UnknownQueue(
+                f"this app has no queue {name!r}{did_you_mean(name, known)}; it declares: {', '.join(known)}"
+            )
+        return name
 
     # --- runs
 
@@ -330,7 +349,7 @@ class App:
         async def runs(store: Store) -> list[RunStatus]:
             return [RunStatus(record) for record in await store.runs(query)]
 
-        return self._call(runs, "runs()")
+        return self.client.call(runs, "runs()")
 
     def batch(self, batch_id: str) -> Batch[Any]:
         """A handle on a batch of any workflow; `workflow.get_batch(id)` gives a typed one."""
@@ -338,11 +357,11 @@ class App:
 
     def counts(self) -> Call[list[Count]]:
         """How many runs there are, by queue, workflow and state."""
-        return self._call(lambda store: store.counts(), "counts()")
+        return self.client.call(lambda store: store.counts(), "counts()")
 
     def queues(self) -> Call[list[QueueReport]]:
         """Each queue at this moment: how many runs are ready, running and held (and why), and its limits."""
-        return self._call(lambda store: store.queues(), "queues()")
+        return self.client.call(lambda store: store.queues(), "queues()")
 
     def failures(
         self,
@@ -362,7 +381,7 @@ class App:
                 limit=check_count(limit, "limit"),
             )
         )
-        return self._call(lambda store: store.failures(query), "failures()")
+        return self.client.call(lambda store: store.failures(query), "failures()")
 
     def retry_failed(
         self,
@@ -390,7 +409,7 @@ class App:
                 oldest_first=True,
             )
         )
-        return self._call(lambda store: store.retry_many(query, dry_run=dry_run), "retry_failed()")
+        return self.client.call(lambda store: store.retry_many(query, dry_run=dry_run), "retry_failed()")
 
     def prune(
         self,
@@ -417,7 +436,7 @@ class App:
                 total += removed
             return total
 
-        return self._call(prune, "prune()")
+        return self.client.call(prune, "prune()")
 
     # --- workers
 
@@ -435,7 +454,7 @@ class App:
     ) -> Worker:
         """A worker in this process and event loop: `async with app.worker(): ...`
 
-        - `queues`: the queues that it serves; those that the app's workflows name when not given.
+        - `queues`: the queues that it serves; those that the app declares, or its workflows name, when not given.
         - `concurrency`: how many runs it executes at once. Runs that wait are not among them.
         - `lease`: seconds or a timedelta after which others take over its runs when it shows no sign of life; it is
           renewed from a thread of its own, so that blocked code loses nothing (one C call that holds the interpreter's
@@ -445,8 +464,9 @@ class App:
           (seconds or a timedelta) after its last run here, and at once when the worker stops.
 
         What code declares (schedules, limits) is put into the store when it starts. Raises `DefinitionError` when a
-        workflow or step can't work.
+        workflow or step can't work, and `UnknownQueue` for a queue that an app which declares its queues does not have.
         """
+        from perdure.engine.reach import check_definitions
         from perdure.engine.worker import Worker
 
         check_count(concurrency, "a worker's concurrency")
@@ -456,18 +476,15 @@ class App:
         if lease_ms < _SHORTEST_LEASE:
             raise InvalidInput(f"a lease must be at least {_SHORTEST_LEASE} ms, or it ends before it can be renewed")
         definitions = {name: workflow.definition for name, workflow in self._workflows.items()}
-        check_definitions(definitions.values())
-        if isinstance(queues, str):
-            raise InvalidInput(f"queues is a list of names: write queues=[{queues!r}]")
+        check_definitions(list(definitions.values()))
         if queues is not None and not queues:
             raise InvalidInput("queues names no queue: a worker needs one at least; leave it out for those of the app")
-        if queues is None:
-            queues = sorted({definition.queue for definition in definitions.values()}) or [DEFAULT_QUEUE]
+        served = self.queue_names if queues is None else [self.known_queue(name) for name in _queue_names(queues)]
         return Worker(
             self.client.store,
             definitions,
             self.clock,
-            queues=[check_queue(queue) for queue in queues],
+            queues=served,
             concurrency=concurrency,
             lease=lease_ms,
             grace=millis(grace, "grace") / 1000,
@@ -487,12 +504,6 @@ class App:
         if kept - self._workflows.keys():
             warn_of_unknown(kept, {*self._workflows, *(count.workflow for count in await store.counts())})
 
-    def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
-        async def call() -> T:
-            return await work(await self.client.store())
-
-        return Call(call, what)
-
     # --- lifecycle
 
     def close(self) -> Call[None]:
@@ -507,3 +518,10 @@ class App:
 
     def __repr__(self) -> str:
         return f"<app on {self.url}>"
+
+
+def _queue_names(given: Sequence[str]) -> list[str]:
+    """A list of names of queues, checked."""
+    if isinstance(given, str):
+        raise InvalidInput(f"queues is a list of names: write queues=[{given!r}]")
+    return [check_queue(name) for name in given]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from perdure.call import Call, Stream
 from perdure.engine.history import through_outages
 from perdure.engine.scope import holds_slot, wait_in_step, workflow_scope
-from perdure.errors import BatchNotFound, PerdureError
+from perdure.errors import BatchNotFound
 from perdure.model import BatchRecord
 from perdure.run import Run
 from perdure.stores.base import Store, Topic
@@ -61,18 +61,18 @@ class Batch(Generic[R]):
     def progress(self) -> Call[BatchProgress]:
         """How many of its runs have ended, how, and how many are left."""
 
-        async def progress() -> BatchProgress:
-            return _progress(await self._record(await self._client.store()))
+        async def progress(store: Store) -> BatchProgress:
+            return _progress(await self._record(store))
 
-        return Call(progress, f"progress() of batch {self.id}")
+        return self._client.call(progress, f"progress() of batch {self.id}")
 
     def runs(self) -> Call[list[Run[R]]]:
         """Handles on its runs, in the order of the items."""
 
-        async def runs() -> list[Run[R]]:
-            return self._runs((await self._record(await self._client.store())).total)
+        async def runs(store: Store) -> list[Run[R]]:
+            return self._runs((await self._record(store)).total)
 
-        return Call(runs, f"runs() of batch {self.id}")
+        return self._client.call(runs, f"runs() of batch {self.id}")
 
     def result(self) -> Call[list[R]]:
         """The results of its runs, in the order of the items, once all have ended.
@@ -101,14 +101,12 @@ class Batch(Generic[R]):
 
     def ended(self) -> Stream[Run[R]]:
         """Its runs as they end, each once; those that have ended already come first, and those that were deleted are
-        left out. Not inside of a workflow, where the order would be another one when it is replayed.
+        left out. Raises `NotDurable` inside of a workflow, where the order would be another one when it is replayed.
 
             async for run in batch.ended():
                 print(run.id, await run.result())
         """
-        if workflow_scope(self._client, f"batch {self.id}") is not None:
-            raise PerdureError("ended() of a batch has an order that replay can't repeat: use result() in a workflow")
-        return Stream(self._ended(), f"ended() of batch {self.id}")
+        return self._client.stream(self._ended, f"ended() of batch {self.id}")
 
     async def _result(self, *, in_step: bool) -> list[R]:
         runs: list[Run[R]] = []

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from perdure.backoff import pauses
+from perdure.call import Call, Stream
+from perdure.engine.scope import step_scope
 from perdure.errors import RunNotFound, StoreError, StoreUnavailable
 from perdure.model import Ended, Start, Started
 from perdure.stores.base import Store, Subscription, Topic, Within, joining
@@ -55,6 +57,23 @@ class Client:
                     await self._store.open()
                     self._opened = True
         return self._store
+
+    def call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
+        """A call that asks the store or changes it, and of which a workflow keeps nothing: `NotDurable` in its own
+        code. In a step, whose outcome is kept, it is done as anywhere else, unless the worker has lost the run."""
+        scope = step_scope(what)
+
+        async def call() -> T:
+            if scope is not None and scope.execution.over:
+                raise asyncio.CancelledError
+            return await work(await self.store())
+
+        return Call(call, what)
+
+    def stream(self, items: Callable[[], AsyncGenerator[T]], what: str) -> Stream[T]:
+        """The same for what comes one after the other."""
+        step_scope(what)
+        return Stream(items(), what)
 
     def is_on(self, store: Store) -> bool:
         """Whether this is the store that it uses."""

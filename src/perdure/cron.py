@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from itertools import islice, pairwise, takewhile
 from zoneinfo import ZoneInfo, available_timezones
@@ -114,14 +114,22 @@ def run_id(name: str, slot: Millis) -> str:
     return f"{name}@{at.isoformat(timespec='milliseconds' if slot % 1000 else 'seconds')}Z"
 
 
-def zone(name: str) -> ZoneInfo:
-    """A time zone by its name; `InvalidInput` when there is none."""
+def zone(name: str) -> tzinfo:
+    """A time zone by its name; `InvalidInput` when there is none. UTC is there on every machine, others only where it
+    has a database of zones, or the package tzdata."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInput(f"tz is the name of a time zone, such as 'Europe/Berlin', not {name!r}")
+    if name == "UTC":
+        return UTC
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:  # OSError: the name of a folder of zones
-        close = difflib.get_close_matches(name, available_timezones(), n=1)
+        known = available_timezones()
+        if not known:
+            raise InvalidInput(
+                f"this machine has no time zones but UTC, so {name!r} can't be read: `pip install tzdata` brings them"
+            ) from error
+        close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "write one like 'Europe/Berlin'"
         raise InvalidInput(f"there is no time zone {name!r}; {hint}") from error
 
@@ -228,7 +236,7 @@ def _walls(line: str, after: datetime) -> Iterator[datetime]:
         return
 
 
-def _daily(line: str, place: ZoneInfo, after: datetime) -> Iterator[datetime]:
+def _daily(line: str, place: tzinfo, after: datetime) -> Iterator[datetime]:
     """The instants of a line of fixed hours: one for each time that it names, in order."""
     last = None
     for wall in _walls(line, after.astimezone(place).replace(tzinfo=None) - _DAY):
@@ -241,7 +249,7 @@ def _daily(line: str, place: ZoneInfo, after: datetime) -> Iterator[datetime]:
             last = instant
 
 
-def _shown(line: str, place: ZoneInfo, after: datetime) -> Iterator[datetime]:
+def _shown(line: str, place: tzinfo, after: datetime) -> Iterator[datetime]:
     """All instants at which the clock shows what a line asks for: between two changes of the clock, one by one."""
     since = after.replace(second=0, microsecond=0)
     while True:
@@ -259,7 +267,7 @@ def _shown(line: str, place: ZoneInfo, after: datetime) -> Iterator[datetime]:
         since = change
 
 
-def _next_change(place: ZoneInfo, since: datetime, until: datetime) -> datetime | None:
+def _next_change(place: tzinfo, since: datetime, until: datetime) -> datetime | None:
     """The first instant after `since`, and not after `until`, from which the offset is another one."""
     while since < until:
         step = min(since + _DAY, until)
@@ -269,7 +277,7 @@ def _next_change(place: ZoneInfo, since: datetime, until: datetime) -> datetime 
     return None
 
 
-def _change(place: ZoneInfo, before: datetime, after: datetime) -> datetime:
+def _change(place: tzinfo, before: datetime, after: datetime) -> datetime:
     """The first whole second from which the offset is that of `after`; it is another one at `before`."""
     offset = _offset(place, after)
     low, high = 0, int((after - before).total_seconds())
@@ -282,6 +290,6 @@ def _change(place: ZoneInfo, before: datetime, after: datetime) -> datetime:
     return before + high * _SECOND
 
 
-def _offset(place: ZoneInfo, instant: datetime) -> timedelta:
+def _offset(place: tzinfo, instant: datetime) -> timedelta:
     # What a clock shows less what it shows in UTC. (`utcoffset()` of it says the same, but may be None by its type.)
     return instant.astimezone(place).replace(tzinfo=UTC) - instant

@@ -49,6 +49,10 @@ class UnknownWorkflow(PerdureError):
     """The app has no workflow of that name."""
 
 
+class UnknownQueue(InvalidInput):
+    """The app declares its queues (`App(url, queues=…)`), and that is none of them."""
+
+
 # --- runs
 
 

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 
 from msgspec import json
 
 from perdure.clock import moment
 from perdure.failures import decode_failure
-from perdure.model import RunRecord, State, Wait, WaitFor, WorkerRecord
-from perdure.wording import counted, does
+from perdure.model import Checkpoint, Millis, Outcome, RunRecord, State, Wait, WaitFor, WorkerRecord
+from perdure.options import DEFAULT_QUEUE
+from perdure.stores.base import Store
+from perdure.wording import counted, did_you_mean, does
 
 _MOST_COUNTED = 1000
+_RETRY = ".retry"
+"""Ends the key of a wait for a step's next attempt, behind the key of the step."""
+_MOST_ASKED = 10
+"""Steps that back off of which the errors are told; a run may have thousands, side by side."""
 
 
-def explain(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
-    """One sentence: the reason, and what would change it. `ahead` counts ready runs that come before a queued one."""
+async def reason_of(store: Store, run: RunRecord, workers: Sequence[WorkerRecord] | None = None) -> str:
+    """`explain`, with what the store has to be asked for besides. `workers` are the live ones, if they are known."""
+    ahead = await store.ahead(run.id) if run.state is State.QUEUED else 0
+    tried = [key for wait in run.waits if (key := _tried(wait)) is not None]
+    found = await asyncio.gather(*(store.find(run.id, key) for key in tried[:_MOST_ASKED]))
+    failed = {kept.key: kept for kept in found if kept is not None and kept.outcome is Outcome.OPEN}
+    return explain(run, await store.workers() if workers is None else workers, ahead, failed)
+
+
+def explain(
+    run: RunRecord, workers: Sequence[WorkerRecord], ahead: int, failed: Mapping[str, Checkpoint] | None = None
+) -> str:
+    """One sentence: the reason, and what would change it. `ahead` counts ready runs that come before a queued one;
+    `failed` has the steps that back off, by their keys."""
     match run.state:
         case State.SCHEDULED:
             return _scheduled(run)
@@ -24,7 +43,7 @@ def explain(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
         case State.RUNNING:
             return _running(run)
         case State.WAITING:
-            return "waits for " + " or ".join(_wait(wait) for wait in run.waits)
+            return "waits for " + " or ".join(_wait(wait, failed or {}) for wait in run.waits)
         case State.SUCCEEDED:
             return f"succeeded at {_time(run.finished_at)}"
         case State.FAILED:
@@ -46,6 +65,9 @@ def _scheduled(run: RunRecord) -> str:
     until = _time(run.wake_at)
     if run.held is not None:
         return f"{run.held}, until {until}"
+    if run.cut_off:
+        crashes = f"; that is crash {run.crashes} without progress" if run.crashes > 1 else ""
+        return f"backs off until {until} after attempt {run.attempt - 1} was cut off when its worker died{crashes}"
     if run.body is not None:
         return f"backs off until {until} after attempt {run.attempt - 1} failed: {decode_failure(run.body)}"
     return f"is to start at {until}"
@@ -82,13 +104,19 @@ def _queued(run: RunRecord, workers: Sequence[WorkerRecord], ahead: int) -> str:
 def _unserved(run: RunRecord, workers: Sequence[WorkerRecord]) -> str:
     if not workers:
         what = f"version {run.version} of workflow {run.workflow}" if run.version else f"workflow {run.workflow}"
-        return f"no live worker serves {what}: start one with `perdure worker MODULE:APP`"
+        start = "start one with `perdure worker MODULE:APP`"
+        if run.queue == DEFAULT_QUEUE:
+            return f"no live worker serves {what}: {start}"
+        return (
+            f"no live worker serves {what} on queue {run.queue}: {start}, and `--queues {run.queue}` unless the app"
+            " names that queue"
+        )
     knowing = [worker for worker in workers if run.workflow in worker.workflows]
     if knowing:
         queues = sorted({queue for worker in knowing for queue in worker.queues})
         return (
-            f"no live worker serves queue {run.queue}: those that know workflow {run.workflow} serve"
-            f" {', '.join(queues)}; start one with `--queues {run.queue}`"
+            f"no live worker serves queue {run.queue}{did_you_mean(run.queue, queues)}: those that know workflow"
+            f" {run.workflow} serve {', '.join(queues)}; start one with `--queues {run.queue}`"
         )
     return (
         f"no live worker serves workflow {run.workflow}: {_workers(len(workers))} of this store"
@@ -112,11 +140,18 @@ def _running(run: RunRecord) -> str:
     return where if run.cancelling is None else f"{where}; it was asked to end: {run.cancelling}"
 
 
-def _wait(wait: Wait) -> str:
+def _tried(wait: Wait) -> str | None:
+    """The key of the step whose next attempt a wait is for; None for other waits."""
+    backs_off = wait.what is WaitFor.TIMER and wait.key.endswith(_RETRY)
+    return wait.key.removesuffix(_RETRY) if backs_off else None
+
+
+def _wait(wait: Wait, failed: Mapping[str, Checkpoint]) -> str:
     limit = "" if wait.at is None else f" (until {_time(wait.at)})"
     match wait.what:
         case WaitFor.TIMER:
-            return f"{_time(wait.at)} ({wait.key})"
+            key = _tried(wait)
+            return f"{_time(wait.at)} ({wait.key})" if key is None else _next_attempt(key, wait.at, failed.get(key))
         case WaitFor.SIGNAL:
             return f"signal {wait.target}{limit}"
         case WaitFor.RUN:
@@ -125,6 +160,15 @@ def _wait(wait: Wait) -> str:
             return f"all runs of batch {wait.target} to end"
         case WaitFor.SCHEDULE:
             return f"the earlier runs of its schedule to end, the first of which is {wait.target}"
+
+
+def _next_attempt(key: str, at: Millis | None, kept: Checkpoint | None) -> str:
+    """What a step waits for that backs off."""
+    if kept is None or kept.body is None:
+        return f"{_time(at)}, when step {key} is tried again"
+    return (
+        f"{_time(at)}, when step {key} is tried again: attempt {kept.attempts} failed with {decode_failure(kept.body)}"
+    )
 
 
 def _workers(count: int) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import getpass
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from perdure.call import Call
 from perdure.errors import InvalidInput
@@ -56,8 +56,11 @@ class LimitControl:
         """What a scope starts out with: set when a worker starts, if nothing was ever set for the scope.
 
         If something was, that stands, and a worker that declares another limit says so in its log; `perdure limits
-        apply` makes what code declares hold. Raises `InvalidInput`.
+        apply` makes what code declares hold. Raises `InvalidInput`, and `UnknownQueue` for a queue that an app which
+        declares its queues does not have.
         """
+        if queue is not None:
+            self._app.known_queue(queue)
         self._declared[scope_of(queue, workflow, group)] = limits_of(running, rate, burst)
 
     def set(
@@ -79,26 +82,26 @@ class LimitControl:
         """
         scope, limits = scope_of(queue, workflow, group), limits_of(running, rate, burst)
         by = _named(who)
-        return self._call(lambda store: store.set_limits(scope, limits, by), "limits.set()")
+        return self._app.client.call(lambda store: store.set_limits(scope, limits, by), "limits.set()")
 
     def apply(self, *, who: str | None = None) -> Call[Sequence[LimitRecord]]:
         """Makes what code declares hold, whatever is stored: for a step of a deploy."""
         by = _named(who)
-        return self._call(lambda store: self._put(store, by, declared=False), "limits.apply()")
+        return self._app.client.call(lambda store: self._put(store, by, declared=False), "limits.apply()")
 
     def pause(
         self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
     ) -> Call[LimitRecord]:
         """Keeps runs of a scope from beginning. What runs goes on, and starts are accepted: they wait."""
         scope, by = scope_of(queue, workflow, group), _named(who)
-        return self._call(lambda store: store.pause(scope, by, paused=True), "limits.pause()")
+        return self._app.client.call(lambda store: store.pause(scope, by, paused=True), "limits.pause()")
 
     def resume(
         self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
     ) -> Call[LimitRecord]:
         """Ends a pause."""
         scope, by = scope_of(queue, workflow, group), _named(who)
-        return self._call(lambda store: store.pause(scope, by, paused=False), "limits.resume()")
+        return self._app.client.call(lambda store: store.pause(scope, by, paused=False), "limits.resume()")
 
     def drain(
         self, *, queue: str | None = None, workflow: str | None = None, group: str | None = None, who: str | None = None
@@ -120,16 +123,16 @@ class LimitControl:
                         break
             return record
 
-        return self._call(drain, "limits.drain()")
+        return self._app.client.call(drain, "limits.drain()")
 
     def list(self) -> Call[Sequence[LimitRecord]]:
         """What is stored, with how many runs count against each now."""
-        return self._call(lambda store: store.limits(), "limits.list()")
+        return self._app.client.call(lambda store: store.limits(), "limits.list()")
 
     def history(self, *, limit: int = 50) -> Call[Sequence[Revision]]:
         """The changes, latest first, at most `limit`."""
         check_count(limit, "limit")
-        return self._call(lambda store: store.revisions(limit=limit), "limits.history()")
+        return self._app.client.call(lambda store: store.revisions(limit=limit), "limits.history()")
 
     async def declare_all(self, store: Store) -> None:
         """For a worker that starts: puts what code declares where nothing was set, and says what stands instead."""
@@ -149,12 +152,6 @@ class LimitControl:
         return [
             await store.set_limits(scope, limits, who, declared=declared) for scope, limits in self._declared.items()
         ]
-
-    def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
-        async def call() -> T:
-            return await work(await self._app.client.store())
-
-        return Call(call, what)
 
 
 def scope_of(queue: str | None, workflow: str | None, group: str | None) -> Scope:

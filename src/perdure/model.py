@@ -213,6 +213,9 @@ class RunRecord(Struct, kw_only=True):
     state: State
     attempt: int
     crashes: int
+    """How often in a row, without a step's progress between, it went down with its worker and was blamed."""
+    cut_off: bool = False
+    """Whether the attempt before this one ended with its worker's death; False when the run has ended."""
     input: Json
     created_at: Millis
     started_at: Millis | None = None

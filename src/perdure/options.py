@@ -14,6 +14,7 @@ from perdure.engine.definitions import Key
 from perdure.errors import InvalidInput
 from perdure.model import MOST_LABELS, Millis, OnConflict, RunQuery, State
 
+DEFAULT_QUEUE = "default"
 _LONGEST = 200
 
 

@@ -14,10 +14,10 @@ from msgspec import json
 from perdure.call import Call, Stream
 from perdure.clock import millis, moment
 from perdure.codec import Decoder, encode
-from perdure.engine.scope import check_key, holds_slot, scope_here, wait_in_step, workflow_scope
+from perdure.engine.scope import check_key, holds_slot, wait_in_step, workflow_scope
 from perdure.engine.waits import result, result_of, send_cancel, send_signal
-from perdure.errors import ErrorInfo, InvalidInput, NotDurable, RunNotFound
-from perdure.explain import explain
+from perdure.errors import ErrorInfo, InvalidInput, RunNotFound
+from perdure.explain import reason_of
 from perdure.failures import decode_failure
 from perdure.model import Checkpoint, Outcome, RunRecord, Signal, State
 from perdure.options import check_labels, check_name, check_text
@@ -39,7 +39,8 @@ class Run(Generic[R]):
     """A run in the store, by its id. Making a handle asks nothing of the store; its methods do.
 
     Each method gives a `Call`: await it, or say `.wait()` in sync code. All of them raise `RunNotFound` when the store
-    has no such run, and `StoreUnavailable` when the store can't be reached.
+    has no such run, and `StoreUnavailable` when the store can't be reached. In the code of a workflow itself, all but
+    `result`, `signal` and `cancel`, which are kept there, raise `NotDurable`: do them in a step.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Run(Generic[R]):
         scope = workflow_scope(self._client, f"run {self.id}")
         if scope is None:
             in_step = limit is None and holds_slot(self._client)
-            return self._call(lambda: self._result(limit, in_step=in_step), "result")
+            return Call(lambda: self._result(limit, in_step=in_step), f"result() of run {self.id}")
         child_key = self._child_key
         key = scope.key(f"result:{self.id}" if child_key is None else f"{child_key.removeprefix(scope.prefix)}.result")
         execution = scope.execution
@@ -172,7 +173,7 @@ class Run(Generic[R]):
             async for change in run.watch():
                 print(change.state, change.progress)
         """
-        return Stream(self._changes(), f"watch() of run {self.id}")
+        return self._client.stream(self._changes, f"watch() of run {self.id}")
 
     def label(self, **labels: str | None) -> Call[None]:
         """Sets labels of the run, by which `app.runs(labels=…)` finds it; None removes one.
@@ -195,9 +196,7 @@ class Run(Generic[R]):
         """Why the run is in the state that it is in, and what would change that: one sentence."""
 
         async def why(store: Store) -> str:
-            record = await self._record(store)
-            ahead = await store.ahead(self.id) if record.state is State.QUEUED else 0
-            return explain(record, await store.workers(), ahead)
+            return await reason_of(store, await self._record(store))
 
         return self._store_call(why, "why")
 
@@ -232,19 +231,7 @@ class Run(Generic[R]):
         return record
 
     def _store_call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
-        scope = scope_here()
-        if scope is not None and scope.step_key is None:
-            raise NotDurable(f"{what}() of a run, in a workflow, would be asked anew at each replay: do it in a step")
-
-        async def call() -> T:
-            if scope is not None and scope.execution.over:
-                raise asyncio.CancelledError
-            return await work(await self._client.store())
-
-        return self._call(call, what)
-
-    def _call(self, work: Callable[[], Coroutine[Any, Any, T]], what: str) -> Call[T]:
-        return Call(work, f"{what}() of run {self.id}")
+        return self._client.call(work, f"{what}() of run {self.id}")
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -134,7 +134,7 @@ class ScheduleControl:
                 raise InvalidInput(f"the time of schedule {name!r} has passed: {moment(schedule.at)} is not after now")
             return _status(await _put(store, schedule, declared=False))
 
-        return self._call(add, "schedules.add()")
+        return self._app.client.call(add, "schedules.add()")
 
     def list(self) -> Call[Sequence[ScheduleStatus]]:
         """All schedules of the store, by name, each with its next five times."""
@@ -142,7 +142,7 @@ class ScheduleControl:
         async def all_of_them(store: Store) -> Sequence[ScheduleStatus]:
             return [_status(record) for record in await store.schedules()]
 
-        return self._call(all_of_them, "schedules.list()")
+        return self._app.client.call(all_of_them, "schedules.list()")
 
     def pause(self, name: str) -> Call[ScheduleStatus]:
         """Keeps a schedule from firing. Raises `ScheduleNotFound`."""
@@ -151,7 +151,7 @@ class ScheduleControl:
         async def pause(store: Store) -> ScheduleStatus:
             return _status(await store.pause_schedule(name))
 
-        return self._call(pause, "schedules.pause()")
+        return self._app.client.call(pause, "schedules.pause()")
 
     def resume(self, name: str) -> Call[ScheduleStatus]:
         """Lets it fire again, from its next time on: those that passed during the pause are left out, whatever
@@ -162,7 +162,7 @@ class ScheduleControl:
             upcoming = next_slots(schedule, await store.now(), 1)
             return _status(await store.resume_schedule(name, upcoming[0] if upcoming else None))
 
-        return self._call(resume, "schedules.resume()")
+        return self._app.client.call(resume, "schedules.resume()")
 
     def trigger(self, name: str) -> Call[Run[Any]]:
         """Starts a run of the schedule now, beside its times. Raises `ScheduleNotFound`."""
@@ -172,13 +172,13 @@ class ScheduleControl:
             [started] = await store.enqueue([replace(start, id=f"{name}/now-{token_hex(4)}")])
             return self._app.run(started.id)
 
-        return self._call(trigger, "schedules.trigger()")
+        return self._app.client.call(trigger, "schedules.trigger()")
 
     def remove(self, name: str) -> Call[None]:
         """Removes it; runs that it made stay. One that code declares comes back when a worker starts, until its
         declaration goes too. Raises `ScheduleNotFound`."""
         check_text(name, "the name of a schedule")
-        return self._call(lambda store: store.remove_schedule(name), "schedules.remove()")
+        return self._app.client.call(lambda store: store.remove_schedule(name), "schedules.remove()")
 
     async def declare_all(self, store: Store) -> None:
         """For a worker that starts: puts what code declares, and says what the store has beside it."""
@@ -245,12 +245,6 @@ class ScheduleControl:
                     raise PerdureError(f"schedule {name!r} was put here by newer code, which can: {record.broken}")
                 return record
         raise ScheduleNotFound(f"there is no schedule {name!r} in this store; `perdure schedules list` shows them")
-
-    def _call(self, work: Callable[[Store], Coroutine[Any, Any, T]], what: str) -> Call[T]:
-        async def call() -> T:
-            return await work(await self._app.client.store())
-
-        return Call(call, what)
 
 
 def make_timing(

@@ -190,7 +190,7 @@ def step(
     Arguments and result travel as JSON, read by the function's annotations.
 
     - `name`: under which its checkpoints are found; the function's name when not given. Renaming a step makes runs in
-      flight run it again.
+      flight run it again. Two of one name, which workflows of one app get to, are refused when a worker starts.
     - `retry`: what to do when it raises; without it the first exception is final and goes to the workflow.
     - `timeout`: seconds or a timedelta for one attempt; then it fails with `StepTimedOut`. Async code is cancelled, a
       process is killed, sync code is told by `current_run().cancelling` and waited for.

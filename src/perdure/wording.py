@@ -1,6 +1,9 @@
-"""Numbers in sentences."""
+"""Numbers and names in sentences."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 _OF_MANY = {"is": "are", "has": "have"}
 
@@ -13,3 +16,9 @@ def counted(count: int, what: str) -> str:
 def does(count: int, verb: str) -> str:
     """The verb, given as for one, that goes with so many."""
     return verb if count == 1 else _OF_MANY.get(verb, verb.removesuffix("s"))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ " (did you mean …?)" when there is something near, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

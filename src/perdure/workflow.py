@@ -112,7 +112,7 @@ class Workflow(Generic[P, R]):
 
         - `id`: makes the start idempotent. The same id is the same run: a second start gives a handle on it with
           `existed` set, and raises `IdConflict` if its workflow or input differ.
-        - `queue`: another one than the workflow's.
+        - `queue`: another one than the workflow's; `UnknownQueue` when the app declares its queues without it.
         - `priority`: lower numbers run first.
         - `delay` (seconds or a timedelta) or `at` (an aware datetime): not before then.
         - `timeout`: seconds or a timedelta, from the time that it may start, in which the run must end; then it is
@@ -139,7 +139,7 @@ class Workflow(Generic[P, R]):
         """
         options = start_options(
             id=id,
-            queue=queue,
+            queue=None if queue is None else self._app.known_queue(queue),
             priority=priority,
             delay=delay,
             at=at,

@@ -62,6 +62,24 @@ def test_it_says_when_no_worker_serves_it(perdure: Run, shop: Path) -> None:
         assert perdure("start", "shop", "refuse", '"no"').stderr == ""
 
 
+def test_it_says_when_nothing_has_the_queue_and_which_one_was_meant(perdure: Run, shop: Path) -> None:
+    result = perdure("start", "shop", "sell", '["fig"]', "--queue", "blk")
+    assert "No run, worker or schedule has the queue 'blk' yet (did you mean 'bulk'?)." in result.stderr
+    assert "It waits: no live worker serves workflow sell on queue blk: start one" in result.stderr
+    with Perdure(shop, "worker", "shop", "--queues", "other") as worker:
+        worker.says("Ctrl-C stops")
+        assert perdure("start", "shop", "sell", '["fig"]', "--queue", "other").stderr == ""
+
+
+def test_a_queue_that_the_app_does_not_declare_makes_no_run(perdure: Run, shop: Path) -> None:
+    text = (shop / "shop.py").read_text()
+    (shop / "strict.py").write_text(text.replace("App(", "App(queues=['bulk'], url=", 1))
+    for args in (("start", "strict", "sell", '["fig"]', "--queue", "blk"), ("worker", "strict", "--queues", "blk")):
+        result = perdure(*args)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "error: this app has no queue 'blk' (did you mean 'bulk'?); it declares: bulk, default" in result.stderr
+
+
 def test_waiting_prints_the_result_as_json(perdure: Run, shop: Path) -> None:
     with Perdure(shop, "worker", "shop") as worker:
         worker.says("Ctrl-C stops")

@@ -102,7 +102,7 @@ class Reference(Runs):
             run.shown.attempt = chosen.attempt
             self._end(run, State.FAILED, poisoned(run.shown.crashes))
             return
-        run.cut_off = True
+        run.shown.cut_off = True
         run.shown.attempt += 1
         if blamed and chosen.wake_at is not None:
             now = self.clock.now()
@@ -373,7 +373,7 @@ class Reference(Runs):
             run.owner, run.token = said.worker, claim.token
             run.shown.state, run.shown.worker = State.RUNNING, self.workers[said.worker].name
             run.shown.started_at = run.shown.started_at or self.clock.now()
-            run.cut_off, run.parked_for = False, None
+            run.parked_for = None
             self.turns.own(run, said.worker, self.workers[said.worker].session_idle, self.clock.now())
         if said.slots and self.turns.rates.any():
             self._put_off(said.worker, shown())
@@ -399,7 +399,7 @@ class Reference(Runs):
         assert (claim.crashes, claim.created_at, claim.deadline) == (shown.crashes, shown.created_at, shown.deadline)
         why = None if shown.cancelling is None else Cancelling(shown.cancelling, deadline=run.overdue)
         assert (claim.parent, claim.cancelling) == (shown.parent, why)
-        assert claim.cut_off == run.cut_off
+        assert claim.cut_off == shown.cut_off
         assert claim.signals == run.signals
         self.check_history(run, claim.checkpoints)
         if run.parked_for is not None:

@@ -43,7 +43,6 @@ class Run:
     owner: int | None = None
     token: int | None = None
     settled: list[int] = field(default_factory=list[int])
-    cut_off: bool = False
     overdue: bool = False
     """Whether it is being cancelled for its deadline."""
     schedule: str | None = None
@@ -156,7 +155,7 @@ class Runs:
         run.shown.attempt += 1
         run.shown.crashes = 0
         run.shown.deadline = run.shown.finished_at = run.shown.cancelling = None
-        run.cut_off = False
+        run.shown.cut_off = False
         self._queue(run)
 
     def live_of(self, schedule: str) -> list[Run]:
@@ -175,7 +174,7 @@ class Runs:
 
     def _release(self, run: Run) -> None:
         run.owner = run.token = run.shown.worker = None
-        run.cut_off = False
+        run.shown.cut_off = False
 
     def _queue(self, run: Run) -> None:
         self._go(run, State.QUEUED)
@@ -188,6 +187,7 @@ class Runs:
     def _end(self, run: Run, state: State, body: str | None) -> None:
         run.shown.body, run.shown.finished_at = body, self.clock.now()
         run.shown.cancelling = run.parked_for = None
+        run.shown.cut_off = False
         self._go(run, state)
         for other in list(self.runs.values()):
             if any(wait.what == WaitFor.RUN and wait.target == run.id for wait in other.shown.waits):

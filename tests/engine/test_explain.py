@@ -47,9 +47,23 @@ CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
         0,
         "backs off until 2030-01-01 12:00:00 UTC after attempt 1 failed: ValueError: declined",
     ),
+    (
+        record(State.SCHEDULED, wake_at=NOON, attempt=4, crashes=3, cut_off=True, body=ERROR),
+        [],
+        0,
+        "backs off until 2030-01-01 12:00:00 UTC after attempt 3 was cut off when its worker died; that is crash 3",
+    ),
     (record(State.SCHEDULED, wake_at=NOON, held="queue is paused"), [], 0, "queue is paused, until"),
     (record(State.QUEUED, held="queue is paused"), [worker()], 0, "is held: queue is paused"),
     (record(State.QUEUED), [], 0, "no live worker serves workflow ship: start one"),
+    (
+        record(State.QUEUED, queue="mial"),
+        [],
+        0,
+        "no live worker serves workflow ship on queue mial: start one with `perdure worker MODULE:APP`, and `--queues"
+        " mial` unless the app names that queue",
+    ),
+    (record(State.QUEUED, queue="mial"), [worker(queues=("mail",))], 0, "serves queue mial (did you mean 'mail'?):"),
     (record(State.QUEUED, version="3"), [], 0, "no live worker serves version 3 of workflow ship: start one"),
     (
         record(State.QUEUED),
@@ -98,6 +112,12 @@ CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
         [],
         0,
         "waits for 2030-01-01 12:00:00 UTC (sleep#2)",
+    ),
+    (
+        record(State.WAITING, waits=[Wait("out/charge#2.retry", WaitFor.TIMER, at=NOON)]),
+        [],
+        0,
+        "waits for 2030-01-01 12:00:00 UTC, when step out/charge#2 is tried again",
     ),
     (
         record(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import zoneinfo
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
@@ -332,3 +335,32 @@ def test_jitter_spreads() -> None:
 def test_ids_tell_schedule_and_slot() -> None:
     assert run_id("name", ms("2026-10-25 01:30")) == "name@2026-10-25T01:30:00Z"
     assert run_id("name", ms("2026-10-25 01:30") + 100) == "name@2026-10-25T01:30:00.100Z"
+
+
+# --- machines without zones (Alpine, distroless)
+
+
+@pytest.fixture
+def no_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Takes the database of zones away, and the package that would replace it."""
+    before = zoneinfo.TZPATH
+    monkeypatch.setitem(sys.modules, "tzdata", None)
+    monkeypatch.setitem(sys.modules, "tzdata.zoneinfo", None)
+    zoneinfo.reset_tzpath(())
+    ZoneInfo.clear_cache()
+    yield
+    zoneinfo.reset_tzpath(before)
+    ZoneInfo.clear_cache()
+
+
+@pytest.mark.usefixtures("no_zones")
+@pytest.mark.parametrize("line", ["0 9 * * *", "*/15 * * * *"])
+def test_utc_needs_no_database_of_zones(line: str) -> None:
+    validate(cron(line))
+    assert next_slots(cron(line), ms("2026-10-25T08:50"), 1) == [ms("2026-10-25T09:00")]
+
+
+@pytest.mark.usefixtures("no_zones")
+def test_where_there_are_no_zones_another_one_than_utc_says_what_to_install() -> None:
+    with pytest.raises(InvalidInput, match=r"no time zones.*'Europe/Berlin'.*pip install tzdata"):
+        validate(cron("0 9 * * *", "Europe/Berlin"))

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from perdure import App
-from perdure.errors import DefinitionError, ErrorInfo, InvalidInput, StepFailed
+from perdure.errors import DefinitionError, ErrorInfo, InvalidInput, StepFailed, UnknownQueue
 from perdure.failures import cause_of, raised_by
 from perdure.model import OnConflict, Rate, Unique
 from perdure.rates import parse_rate, show_rate
@@ -56,6 +56,49 @@ def test_a_limit_is_a_count(app: App, running: Any) -> None:
         app.limits.declare(queue="mail", running=running)
     with pytest.raises(InvalidInput, match="group_limit is a whole number from 1 on"):
         app.workflow(group_limit=running)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda app: app.workflow(queue="mial"),
+        lambda app: app.find("flow").options(queue="mial"),
+        lambda app: app.limits.declare(queue="mial", running=1),
+        lambda app: app.worker(queues=["mail", "mial"]),
+        lambda app: app.schedules.add("s", app.find("flow").options(queue="mial"), every=60),
+    ],
+    ids=["workflow", "start", "limit", "worker", "schedule"],
+)
+def test_an_app_that_declares_its_queues_knows_no_others(use: Callable[[App], object]) -> None:
+    app = App("sqlite:////nowhere/at/all.db", queues=["mail", "night"])
+
+    @app.workflow
+    async def flow() -> None: ...
+
+    assert app.queue_names == ["default", "mail", "night"]
+    flow.options(queue="night")
+    with pytest.raises(
+        UnknownQueue, match=r"no queue 'mial' \(did you mean 'mail'\?\); it declares: default, mail, night"
+    ):
+        use(app)
+
+
+def test_an_app_that_declares_none_takes_any_queue(app: App) -> None:
+    assert app.queue_names == ["default"]
+
+    @app.workflow(queue="mail")
+    async def flow() -> None: ...
+
+    flow.options(queue="tenant-7")
+    assert app.queue_names == ["mail"]
+
+
+@pytest.mark.parametrize(
+    ("queues", "says"), [("mail", "write queues=\\['mail'\\]"), (["a,b"], "without commas"), ([""], "1 to 200")]
+)
+def test_what_can_be_no_queue_is_not_declared(queues: Any, says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        App("sqlite:////nowhere/at/all.db", queues=queues)
 
 
 def test_a_limit_has_one_scope(app: App) -> None:

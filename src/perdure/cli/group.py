@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from perdure.errors import PerdureError
+from perdure.wording import did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,12 +67,6 @@ def fail(message: str, code: int = 1) -> None:
     click.secho("error: ", fg="red", bold=True, err=True, nl=False)
     click.echo(message, err=True)
     raise SystemExit(code)
-
-
-def did_you_mean(name: str, known: list[str]) -> str:
-    """ " (did you mean …?)" when there is something near, else nothing."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def verbose_option(fn: F) -> F:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perdure.app import App
-from perdure.cli.group import did_you_mean
 from perdure.stores.base import Store
+from perdure.wording import did_you_mean
 
 
 async def unknown(app: App, store: Store, *, workflow: str | None = None, queue: str | None = None) -> str:
@@ -25,7 +25,7 @@ async def unknown(app: App, store: Store, *, workflow: str | None = None, queue:
             "queue",
             queue,
             {
-                *(each.definition.queue for each in app.workflows.values()),
+                *app.queue_names,
                 *(each.queue for each in (*runs, *starts)),
                 *(name for worker in live for name in worker.queues),
             },

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import json
 
 from perdure.app import App
-from perdure.cli.group import Commands, did_you_mean, verbose
+from perdure.cli.group import Commands, verbose
 from perdure.cli.known import unknown
 from perdure.cli.output import STATE_STYLES, console, duration, one_line, print_json, print_table
 from perdure.cli.params import json_option, label_option
@@ -19,11 +19,11 @@ from perdure.cli.show import as_json, draw, look_up
 from perdure.cli.target import on_store, with_store
 from perdure.clock import moment
 from perdure.errors import InvalidInput, RunNotFound
-from perdure.explain import explain
+from perdure.explain import reason_of
 from perdure.failures import decode_failure
 from perdure.model import RunQuery, RunRecord, State
 from perdure.stores.base import Store
-from perdure.wording import counted, does
+from perdure.wording import counted, did_you_mean, does
 
 _PAGE = 200
 
@@ -84,10 +84,7 @@ def list_runs(
         found, more = await _pages(store, query, limit)
         live = await store.workers()
 
-        async def reason(run: RunRecord) -> str:
-            return explain(run, live, await store.ahead(run.id) if run.state is State.QUEUED else 0)
-
-        reasons = await asyncio.gather(*(reason(run) for run in found))
+        reasons = await asyncio.gather(*(reason_of(store, run, live) for run in found))
         hint = "" if found else await _nothing(store, workflow, queue)
         return list(zip(found, reasons, strict=True)), more, hint
 

@@ -14,7 +14,7 @@ from perdure.cli.output import STATE_STYLES, duration, one_line, time_of_day, ti
 from perdure.cli.plain import plain_history, plain_run
 from perdure.cli.timeline import Axis, ChildRun, Mark, Row, axis, rows
 from perdure.errors import RunNotFound
-from perdure.explain import explain
+from perdure.explain import reason_of
 from perdure.failures import decode_failure
 from perdure.model import Arrived, Checkpoint, Kind, Millis, RunRecord, State
 from perdure.options import check_text
@@ -61,8 +61,7 @@ async def look_up(store: Store, run_id: str, limit: int) -> Shown:
     run = await store.load(check_text(run_id, "the id of a run"))
     if run is None:
         raise RunNotFound(f"there is no run {run_id!r} in this store; `perdure runs list` shows those that are")
-    ahead = await store.ahead(run_id) if run.state is State.QUEUED else 0
-    why = explain(run, await store.workers(), ahead)
+    why = await reason_of(store, run)
     head, left_out, tail = await _history(store, run_id, limit)
     starts = [kept for kept in (*head, *tail) if kept.kind is Kind.CHILD][:_MOST_CHILDREN]
     found = await asyncio.gather(*(_child(store, json.decode(kept.body or '""', type=str)) for kept in starts))

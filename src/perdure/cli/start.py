@@ -12,11 +12,13 @@ import click
 from perdure.app import App
 from perdure.call import Call
 from perdure.cli.group import verbose_option
+from perdure.cli.known import unknown
 from perdure.cli.params import label, length_of_time, moment_in_time
 from perdure.cli.target import load_app, on_store
 from perdure.engine.waits import result
 from perdure.explain import unserved
 from perdure.run import ANYTHING, Run
+from perdure.stores.base import Store
 
 
 @click.command()
@@ -72,7 +74,14 @@ def start(
         unique=unique,
         labels=dict(labels) or None,
     )
-    on_store(app, lambda _: _started(app, options.start(*args, **kwargs), wait))
+
+    async def work(store: Store) -> None:
+        # Asked before the run is there, which has the queue too.
+        if queue is not None and (hint := await unknown(app, store, queue=queue)):
+            click.echo(hint, err=True)
+        await _started(app, options.start(*args, **kwargs), wait)
+
+    on_store(app, work)
 
 
 async def _started(app: App, start: Call[Run[Any]], wait: bool) -> None:

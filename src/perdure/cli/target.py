@@ -17,10 +17,11 @@ import click
 from click.core import ParameterSource
 
 from perdure.app import App
-from perdure.cli.group import did_you_mean, verbose_option
+from perdure.cli.group import verbose_option
 from perdure.errors import PerdureError
 from perdure.stores import is_missing
 from perdure.stores.base import Store
+from perdure.wording import did_you_mean
 
 T = TypeVar("T")
 

@@ -15,13 +15,14 @@ from click.core import ParameterSource
 from msgspec import Struct
 
 from perdure.app import App
-from perdure.cli.group import did_you_mean, verbose, verbose_option
+from perdure.cli.group import verbose, verbose_option
 from perdure.cli.output import shown_url
 from perdure.cli.stopping import LAST_MOMENTS, Stop, end_within, take_lifeline
 from perdure.cli.target import load_app
 from perdure.engine.supervisor import MARGIN, Supervisor, bury
 from perdure.engine.worker import Worker
 from perdure.errors import InvalidInput
+from perdure.wording import did_you_mean
 
 logger = logging.getLogger("perdure.worker")
 
@@ -60,7 +61,7 @@ class Options(Struct, frozen=True):
 
 @click.command()
 @click.argument("target", metavar="MODULE:APP")
-@click.option("-q", "--queues", metavar="A,B", help="Queues to serve; those that the workflows name if not given.")
+@click.option("-q", "--queues", metavar="A,B", help="Queues to serve; those that the app names if not given.")
 @click.option("-c", "--concurrency", default=50, show_default=True, help="Runs at once, per process.")
 @click.option("-p", "--processes", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
 @click.option("--lease", default=10.0, show_default=True, help="Seconds after which a silent worker counts as dead.")
@@ -233,7 +234,7 @@ def _run(serve: Callable[[Stop], Coroutine[Any, Any, None]], *, limit: float | N
 def _banner(app: App, options: Options) -> list[str]:
     workflows = sorted(app.workflows)
     names = ", ".join(workflows[:5]) + (", …" if len(workflows) > 5 else "")
-    queues = options.queues or sorted({each.definition.queue for each in app.workflows.values()})
+    queues = options.queues or app.queue_names
     processes = f"{options.processes} processes, each " if options.processes > 1 else ""
     return [
         f"Serving {len(workflows)} workflow{'' if len(workflows) == 1 else 's'} ({names}) on queue"
@@ -251,7 +252,7 @@ def _tell(lines: Sequence[str]) -> None:
 def _check_queues(app: App, served: list[str] | None) -> None:
     if not app.workflows:
         raise InvalidInput(f"{app} has no workflows: nothing to serve; import the modules that define them")
-    named = sorted({each.definition.queue for each in app.workflows.values()})
+    named = app.queue_names
     for queue in served or ():
         if queue not in named:
             hint = did_you_mean(queue, named)

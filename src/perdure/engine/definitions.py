@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType
@@ -117,21 +117,6 @@ def function_name(fn: Callable[..., Any], given: str | None, what: str) -> str:
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise DefinitionError(f"{what} {name}: a generator can't be checkpointed; return a list instead")
     return name
-
-
-def check_definitions(workflows: Iterable[WorkflowDefinition]) -> None:
-    """Raises `DefinitionError` for what would only fail when a run gets there: parameters that can't travel, and two
-    steps of one name among those that the workflows' modules name."""
-    steps: dict[str, StepDefinition] = {}
-    for workflow in workflows:
-        workflow.signature.check()
-        for value in list(getattr(workflow.fn, "__globals__", {}).values()):
-            step = getattr(value, "definition", None)
-            if isinstance(step, StepDefinition):
-                other = steps.setdefault(step.name, step)
-                if other is not step and not step.replaces(other):
-                    raise two_steps(other, step)
-                step.signature.check()
 
 
 def check_step(known: dict[str, StepDefinition], step: StepDefinition) -> None:

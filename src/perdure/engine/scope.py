@@ -139,6 +139,17 @@ def workflow_scope(client: Client, what: str) -> Scope | None:
     return scope
 
 
+def step_scope(what: str) -> Scope | None:
+    """The scope of a step that is about to ask the store something, or to change it; None outside of a run.
+
+    Raises `NotDurable` in the code of a workflow itself, where it would be done, or answered otherwise, at each replay.
+    """
+    scope = scope_here()
+    if scope is not None and scope.step_key is None:
+        raise NotDurable(f"{what}, in a workflow, would be done anew each time that the run goes on: do it in a step")
+    return scope
+
+
 def holds_slot(client: Client) -> bool:
     """Whether the calling code is in a step, whose slot other runs of that store may need."""
     scope = scope_here()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from perdure import BatchProgress, wait_signal
+from perdure import BatchProgress, step, wait_signal
 from perdure.errors import BatchNotFound, IdConflict, InvalidInput, RunFailed, RunNotFound
 
 from .conftest import Explore, Play
@@ -25,10 +25,14 @@ async def test_a_batch_tells_its_progress_and_calls_back_once(play: Play) -> Non
         await wait_signal("go")
         return n * 10
 
+    @step
+    async def failures(batch_id: str) -> int:
+        return (await app.batch(batch_id).progress()).failed
+
     @app.workflow
     async def report(batch_id: str) -> int:
         called.append(batch_id)
-        return (await app.batch(batch_id).progress()).failed
+        return await failures(batch_id)
 
     async with play(app) as sandbox:
         batch = await item.start_batch(range(4), callback=report)

@@ -171,6 +171,29 @@ async def test_a_worker_serves_its_queues_alone(play: Play) -> None:
             assert await elsewhere.result() == "sent"
 
 
+async def test_a_worker_serves_all_queues_that_the_app_declares(play: Play) -> None:
+    app = new_app(queues=["mail", "night"])
+
+    @app.workflow(queue="mail")
+    async def flow() -> str:
+        return "sent"
+
+    async with play(app):
+        for start in (flow, flow.options(queue="night"), flow.options(queue="default")):
+            assert await start.run() == "sent"
+
+
+async def test_a_run_on_a_queue_that_nobody_serves_says_which_one_was_meant(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow(queue="mail")
+    async def flow() -> None: ...
+
+    async with play(app):
+        run = await flow.options(queue="mial").start()
+        assert "no live worker serves queue mial (did you mean 'mail'?)" in await run.why()
+
+
 async def test_continue_as_new_keeps_the_id_and_drops_the_history(play: Play) -> None:
     app = new_app()
 

@@ -234,6 +234,27 @@ async def test_two_steps_of_one_name_are_refused(play: Play) -> None:
         await first()
         await second()
 
+    with pytest.raises(DefinitionError, match="two steps are named 'one'"):
+        async with play(app):
+            pass
+
+
+async def test_two_steps_of_one_name_that_only_show_when_they_are_called_are_refused_then(play: Play) -> None:
+    app = new_app()
+
+    @step(name="one")
+    async def first() -> None: ...
+
+    @step(name="one")
+    async def second() -> None: ...
+
+    called = [first, second]
+
+    @app.workflow
+    async def flow() -> None:
+        for each in called:
+            await each()
+
     async with play(app):
         run = await flow.start()
         with pytest.raises(RunFailed, match="two steps are named 'one'"):

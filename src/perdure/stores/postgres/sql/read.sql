@@ -10,6 +10,7 @@ SELECT json_agg(json_build_object(
     'state', coalesce(l.state, d.state),
     'attempt', coalesce(l.attempt, d.attempt),
     'crashes', coalesce(l.crashes, d.crashes),
+    'cut_off', coalesce(l.cut_off, false),
     'input', r.input,
     'created_at', r.created_at,
     'started_at', coalesce(l.started_at, d.started_at),

@@ -15,6 +15,7 @@ SELECT json_group_array(
         'state', r.state,
         'attempt', r.attempt,
         'crashes', r.crashes,
+        'cut_off', CASE WHEN r.cut_off AND r.finished_at IS NULL THEN json('true') ELSE json('false') END,
         'input', i.body,
         'created_at', r.created_at,
         'started_at', r.started_at,
