@@ -11,6 +11,8 @@ from typing import Protocol
 from perdure.errors import InvalidInput
 from perdure.model import Millis
 
+_LATEST = 1000
+"""Milliseconds by which a reply may be late; a time further back tells of a store whose clock was put back."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -38,16 +40,22 @@ class StoreClock:
     """The time that the store told last, plus what has passed since then on a clock that never jumps.
 
     It is late by the way of the reply, never early, so that a timer that fires by it is due by the store's clock too.
+    Where a reply is later than the one before, it stands still for that long and does not go back: what follows on
+    something never began before it.
     """
 
     def __init__(self) -> None:
         self._ahead = 0.0
+        self._told: Millis = 0
 
     def saw(self, now: Millis) -> None:
         self._ahead = now - time.monotonic() * 1000
+        if self._told - now > _LATEST:
+            self._told = 0
 
     def now(self) -> Millis:
-        return int(time.monotonic() * 1000 + self._ahead)
+        self._told = max(self._told, int(time.monotonic() * 1000 + self._ahead))
+        return self._told
 
     def call_at(self, at: Millis, callback: Callable[[], None]) -> Alarm:
         return asyncio.get_running_loop().call_later(max(0, at - self.now()) / 1000, callback)

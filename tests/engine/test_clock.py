@@ -85,6 +85,17 @@ def test_a_store_whose_clock_was_set_is_followed_both_ways(monkeypatch: pytest.M
         assert clock.now() == now
 
 
+def test_it_does_not_go_back_when_a_reply_was_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, clock = Machine(monkeypatch), StoreClock()
+    clock.saw(5_000_000)
+    machine.seconds += 0.010
+    assert clock.now() == 5_000_010
+    clock.saw(5_000_004)  # six milliseconds under way
+    assert clock.now() == 5_000_010
+    machine.seconds += 0.008
+    assert clock.now() == 5_000_012
+
+
 @given(st.integers(0, 10**13), st.floats(0, 1e6), st.floats(0, 1e4))
 def test_it_is_never_ahead_of_the_store(now: int, origin: float, passed: float) -> None:
     machine = origin
