@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Scope:
     """A stretch of a run's code whose calls are numbered together."""
 
-    __slots__ = ("_counts", "cancelled", "depth", "execution", "prefix", "step_attempt", "step_key", "task")
+    __slots__ = ("_counts", "cancelled", "depth", "execution", "prefix", "since", "step_attempt", "step_key", "task")
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class Scope:
         depth: int = 0,
         step_key: str | None = None,
         step_attempt: int = 0,
+        since: int = 0,
     ) -> None:
         self.execution = execution
         self.task = task
@@ -45,6 +46,9 @@ class Scope:
         self.depth = depth
         self.step_key = step_key
         self.step_attempt = step_attempt
+        self.since = since
+        """Where in the history the attempt of the enclosing step began, as far as it is known: what failed in it before
+        that failed in an attempt of its that is over."""
         self.cancelled = False
         """Whether the step of this scope was cancelled by itself (its timeout), for sync code to look at."""
         self._counts: dict[str, int] = {}
@@ -71,6 +75,7 @@ class Scope:
             depth=self.depth,
             step_key=self.step_key,
             step_attempt=self.step_attempt,
+            since=self.since,
         )
 
 

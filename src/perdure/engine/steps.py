@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
+from copy import deepcopy
+from types import NoneType
 from typing import Any
 
 from perdure.codec import encode
@@ -16,6 +19,7 @@ from perdure.engine.scope import Scope, enter
 from perdure.errors import (
     DecodingError,
     EncodingError,
+    PerdureError,
     StepCancelled,
     StepCutOff,
     StepFailed,
@@ -26,7 +30,7 @@ from perdure.failures import decode_failure, describe, encode_failure, raised_by
 from perdure.model import Checkpoint, Json, Kind, Millis, Outcome, Wait, WaitFor
 
 _HOPELESS = (EncodingError, ValueTooLarge, DecodingError)
-_CANCELLED = describe(StepCancelled()).type
+_UNCHANGEABLE = (str, int, float, bool, bytes, NoneType)
 
 
 async def run_step(
@@ -40,8 +44,10 @@ async def run_step(
     """The value of a step: what an earlier attempt of the run kept, or what it returns now, once that is durable."""
     arguments, digest = step.signature.digest(args, kwargs, execution.runtime.max_value_bytes)
     saved = await execution.saved(key, Kind.STEP, digest)
+    if saved is not None and saved.outcome is Outcome.ERROR and saved.position < scope.since:
+        saved = None  # The enclosing step failed with it, and is tried again, this one too.
     if saved is not None and saved.outcome is not Outcome.OPEN:
-        if saved.outcome is Outcome.ERROR and _was_cancelled(saved):
+        if saved.outcome is Outcome.ERROR and _is_kept(saved, StepCancelled):
             await execution.waits.until_cancelled(key)
         await execution.replay(saved.saved_at, saved.position)
         return _outcome(step, saved)
@@ -60,6 +66,7 @@ class _Attempts:
         "key",
         "kwargs",
         "scope",
+        "since",
         "started_at",
         "step",
         "thread",
@@ -86,6 +93,7 @@ class _Attempts:
         self.digest = digest
         self.started_at: Millis = 0
         self.attempt = 1
+        self.since = scope.since
         self.thread: asyncio.Future[Any] | None = None
 
     async def run(self, saved: Checkpoint | None) -> Any:
@@ -99,6 +107,8 @@ class _Attempts:
         execution = self.execution
         if saved is not None:
             self.attempt = saved.attempts + 1
+            if not _is_kept(saved, StepCutOff):  # For the steps in it an attempt that was cut off goes on.
+                self.since = saved.position
             if saved.at is not None and saved.at > execution.now():
                 await self._back_off(saved.at)
         await execution.live()
@@ -118,6 +128,7 @@ class _Attempts:
                 execution.end(self.key)
             await self._back_off(at)
             self.attempt += 1
+            self.since = sys.maxsize
 
     def _cancelled(self) -> None:
         """The call was cancelled. If that is the doing of the workflow's code it is kept, so that a replay, where that
@@ -230,6 +241,7 @@ class _Attempts:
             depth=self.scope.depth + 1,
             step_key=self.key,
             step_attempt=attempt,
+            since=self.since,
         )
         if step.timeout is None:
             return await self._call(inner, fn)
@@ -251,13 +263,15 @@ class _Attempts:
         step = self.step
         if step.process:
             return await self.execution.runtime.processes.run(fn, self.arguments)
+        # What it does to them is seen by nobody else, as after a crash, when it does not run.
+        args, kwargs = [_own(each) for each in self.args], {name: _own(each) for name, each in self.kwargs.items()}
         if step.is_async:
             enter(inner)
             try:
-                return await fn(*self.args, **self.kwargs)
+                return await fn(*args, **kwargs)
             finally:
                 enter(self.scope)
-        future = self.thread = self.execution.in_thread(inner, lambda: fn(*self.args, **self.kwargs))
+        future = self.thread = self.execution.in_thread(inner, lambda: fn(*args, **kwargs))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -304,6 +318,11 @@ class _Attempts:
         )
 
 
+def _own(argument: Any) -> Any:
+    """A copy, of what can be changed."""
+    return argument if type(argument) in _UNCHANGEABLE else deepcopy(argument)
+
+
 class _Again(Exception):
     """Another attempt follows, at `at`."""
 
@@ -325,9 +344,9 @@ def _has_value(future: asyncio.Future[Any]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
 
 
-def _was_cancelled(kept: Checkpoint) -> bool:
-    """Whether it is of a step that the workflow's code cancelled."""
-    return decode_failure(kept.body or "null").type == _CANCELLED
+def _is_kept(kept: Checkpoint, error: type[PerdureError]) -> bool:
+    """Whether it is of an error of that type."""
+    return kept.body is not None and decode_failure(kept.body).type == f"{error.__module__}:{error.__qualname__}"
 
 
 def _outcome(step: StepDefinition, kept: Checkpoint) -> Any:

@@ -229,6 +229,73 @@ async def test_a_step_with_one_attempt_that_had_not_begun_begins_after_a_crash(p
         assert ran == ["once"]
 
 
+@pytest.mark.parametrize("delay", [0, 60])
+async def test_a_step_is_tried_again_with_the_steps_in_it_that_failed(play: Play, delay: int) -> None:
+    app, ran = new_app(), list[str]()
+
+    @step
+    async def good() -> None:
+        ran.append("good")
+
+    @step
+    async def bad() -> str:
+        ran.append("bad")
+        if ran.count("bad") < 3:
+            raise ValueError("not yet")
+        return "done"
+
+    @step(retry=Retry(attempts=5, delay=delay, jitter=0))
+    async def outer() -> str:
+        await good()
+        return await bad()
+
+    @app.workflow
+    async def flow() -> str:
+        return await outer()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.advance(hours=1)
+        assert await run.result(timeout=20) == "done"
+        assert ran.count("bad") == 3
+        assert delay == 0 or ran.count("good") == 1
+
+
+async def test_a_step_in_a_step_that_failed_in_this_attempt_has_failed_after_a_crash(play: Play) -> None:
+    app, gate, ran = new_app(), Gate(), list[str]()
+
+    @step
+    async def bad() -> None:
+        ran.append("bad")
+        raise ValueError("no")
+
+    @step(retry=Retry(attempts=5, delay=60, jitter=0))
+    async def outer() -> str:
+        try:
+            await bad()
+        except ValueError:
+            if current_run().step_attempt == 1:
+                raise
+        await gate.pass_through()
+        return "done"
+
+    @app.workflow
+    async def flow() -> str:
+        return await outer()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        await sandbox.advance(seconds=70, settle=False)
+        for times in (1, 2):
+            await gate.reached(times)
+            await replay(sandbox)
+        await sandbox.advance(minutes=1, settle=False)  # after a second crash a run stays away for a while
+        gate.open()
+        assert await run.result(timeout=20) == "done"
+        assert ran == ["bad", "bad"]
+
+
 async def test_a_step_without_retry_runs_again_after_each_crash(play: Play) -> None:
     app, gate, ran = new_app(), Gate(), list[int]()
 

@@ -179,6 +179,31 @@ async def test_a_value_is_the_same_at_first_and_on_replay(play: Play) -> None:
         assert seen == [[1, {"a": [2, 3]}]] * 2
 
 
+async def test_a_step_changes_nothing_that_is_the_workflow_s(play: Play, explore: Explore) -> None:
+    app = new_app()
+
+    @step
+    async def extend(order: dict[str, int], *, notes: list[str]) -> int:
+        order["total"] = 99
+        notes.append("extended")
+        return len(order)
+
+    @step
+    def extend_in_thread(order: dict[str, int]) -> int:
+        order.clear()
+        return len(order)
+
+    @app.workflow
+    async def flow() -> list[object]:
+        order, notes = {"id": 7}, ["new"]
+        sizes = [await extend(order, notes=notes), await extend_in_thread(order)]
+        return [order, notes, sizes]
+
+    async with play(app):
+        assert await flow.run() == [{"id": 7}, ["new"], [2, 0]]
+    (await explore(flow)).check()
+
+
 async def test_what_is_random_stays_what_it_was(explore: Explore) -> None:
     app = new_app()
 
