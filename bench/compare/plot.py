@@ -26,6 +26,7 @@ def main(source: Path, target: Path) -> None:
     stores = list(results["stores"])
     size = (3.2 * len(workloads), 3.4 * len(stores))
     mpl.rcParams["svg.hashsalt"] = "perdure"  # the same results make the same file
+    mpl.rcParams["svg.fonttype"] = "none"  # text, not drawn letters
     figure, panels = pyplot.subplots(len(stores), len(workloads), figsize=size, squeeze=False, layout="constrained")
     for row, store in zip(panels, stores, strict=True):
         for panel, workload in zip(row, workloads, strict=True):
