@@ -11,7 +11,7 @@ from engine.fakes import FakeClock, FakeOwner, ScriptedStore, as_store, claim, r
 from perdure.engine import pump as module
 from perdure.engine.pump import Pump
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.model import Arrived, Wait, WaitFor
+from perdure.model import Arrived, Start, Wait, WaitFor
 from perdure.stores.base import Cancelling, Claim, Exchange, Exchanged, Seen, To, Watch
 
 pytestmark = pytest.mark.anyio
@@ -99,6 +99,21 @@ async def test_a_fan_out_is_carried_in_parts_and_no_settle_overtakes_a_save(benc
     await bench.store.number(3)
     parts = [(len(each.saves), len(each.settles)) for each in bench.store.exchanges[1:]]
     assert parts == [(module._MOST_SAVES, 0), (10, 1)]
+
+
+async def test_a_save_that_starts_a_run_counts_as_two(bench: Bench) -> None:
+    saves = [save(1, f"s{number}") for number in range(module._MOST_SAVES)]
+    for each in saves:
+        each.starts = Start(each.checkpoint.key, "ship", "default", "1")
+    await asyncio.gather(*map(bench.pump.save, saves))
+    assert [len(each.saves) for each in bench.store.exchanges[1:]] == [module._MOST_SAVES // 2] * 2
+
+
+async def test_one_exchange_carries_a_bounded_number_of_ends(bench: Bench) -> None:
+    for token in range(module._MOST_SETTLES + 10):
+        bench.pump.settle(settle(token))
+    await bench.store.number(3)
+    assert [len(each.settles) for each in bench.store.exchanges[1:]] == [module._MOST_SETTLES, 10]
 
 
 async def test_one_exchange_carries_bounded_bytes_but_always_one_save(bench: Bench) -> None:

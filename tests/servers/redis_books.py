@@ -33,7 +33,8 @@ _FINAL = ("succeeded", "failed", "cancelled")
 _OWN = ("run", "cp", "cpo", "cperr", "sig", "sigid", "sigw", "sign")
 """What there is for one run alone, behind its id."""
 _SETS = (
-    *("live", "done", "failed", "fin", "ready", "timer", "due", "owned", "stop", "line", "early", "begun", "late"),
+    *("live", "done", "failed", "fin", "ready", "timer", "due", "owned", "stop", "late"),
+    *("line", "early", "again", "held", "stopped", "resting", "begun"),
     *(
         "members",
         "groups",
@@ -51,6 +52,9 @@ _SETS = (
     ),
 )
 """Sets whose members are runs, or follow from runs."""
+_EMPTY_GROUP: dict[str, int] = dict.fromkeys(
+    ("slots", "running", "lined", "early", "again", "held", "stopped", "resting", "runs"), 0
+)
 
 
 class Books:
@@ -83,10 +87,7 @@ class Books:
         ]
         counts = {name: int(number) for name, number in self.kept.get("counts", {}).items()}
         lanes = {run["lane"] for run in self.runs.values()}
-        groups = {
-            name: {field: kept[field] for field in ("slots", "running", "lined", "runs")}
-            for name, kept in self.groups.items()
-        }
+        groups = {name: {field: kept.get(field, 0) for field in _EMPTY_GROUP} for name, kept in self.groups.items()}
         sessions = {
             name: {field: kept[field] for field in ("seated", "benched", "other", "runs")}
             for name, kept in self.sessions.items()
@@ -243,11 +244,13 @@ class Books:
         groups: dict[str, dict[str, int]] = {}
         for run in self.runs.values():
             if "group" in run:
-                group = groups.setdefault(run["group_name"], {"slots": 0, "running": 0, "lined": 0, "runs": 0})
+                group = groups.setdefault(run["group_name"], dict(_EMPTY_GROUP))
                 group["slots"] += run["slot"] == 1
                 group["running"] += run["slot"] == 1 and run["state"] == "running"
-                group["lined"] += run["slot"] == 2
                 group["runs"] += 1
+                for name in ("early", "again", "held", "stopped", "resting"):
+                    group[name] += _group_set(run) == name
+                group["lined"] += _group_set(run) == "line"
         return groups
 
     def _expected_sessions(self) -> dict[str, dict[str, int]]:
@@ -309,4 +312,8 @@ def _group_set(run: dict[str, Any]) -> str:
     if run["slot"] != 1:
         return "line" if run["slot"] == 2 else ""
     may_lose = "no_keep" in run or "begun" not in run
-    return "early" if may_lose and (run["state"] == "queued" or run.get("held") == "rate") else "begun"
+    if may_lose and (run["state"] == "queued" or run.get("held") == "rate"):
+        return "resting" if run.get("held") == "paused" else "early"
+    if run["state"] != "queued":
+        return "begun"
+    return {"paused": "stopped", "group": "held"}.get(run.get("held", ""), "again")

@@ -52,9 +52,11 @@ _IN_STEP = 8
 _LAST_SERIAL = (1 << 32) - (1 << 24)
 """From here on an incarnation claims nothing more: a token has 32 bits for the serial. What it has goes on."""
 
-_MOST_SAVES = 1000
+_MOST_SAVES = 200
+_MOST_SETTLES = 200
 _MOST_BYTES = 4 * 1024 * 1024
-"""What one exchange carries of checkpoints, at most, but always one."""
+"""What one exchange carries of checkpoints (two for one that starts a run) and ends, at most, but always one: so no
+store is busy with it for long."""
 
 _Pending: TypeAlias = tuple[Save, asyncio.Future[Existed | None]]
 
@@ -235,9 +237,9 @@ class Pump:
         saves, self._saves = _bounded(self._saves)
         settles: list[Settle] = []
         if not self._saves:  # a settle must not overtake a checkpoint of its run
-            settles, self._settles = self._settles, []
+            settles, self._settles = self._settles[:_MOST_SETTLES], self._settles[_MOST_SETTLES:]
         self._hinted = self._look = False
-        if self._saves:
+        if self._saves or self._settles:
             self._wake.set()
         self._serial += 1
         exchange = Exchange(
@@ -402,10 +404,14 @@ class Pump:
 
 def _bounded(saves: list[_Pending]) -> tuple[list[_Pending], list[_Pending]]:
     """The part that one exchange carries, and the rest: a fan-out of thousands must not become one huge call."""
-    size = 0
+    size = work = 0
     for count, (save, _) in enumerate(saves):
-        size += len(save.checkpoint.body or "") + (len(save.starts.input) if save.starts is not None else 0)
-        if count == _MOST_SAVES or (size > _MOST_BYTES and count):
+        size += len(save.checkpoint.body or "")
+        work += 1
+        if save.starts is not None:
+            size += len(save.starts.input)
+            work += 1
+        if count and (work > _MOST_SAVES or size > _MOST_BYTES):
             return saves[:count], saves[count:]
     return saves, []
 

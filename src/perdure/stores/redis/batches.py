@@ -12,10 +12,7 @@ from perdure.errors import InvalidInput, PerdureError, batch_conflict, id_confli
 from perdure.model import MOST_LABELS, BatchRecord, Start, Started
 from perdure.stores.redis.control import explain
 from perdure.stores.redis.session import Refused, Session, encode
-from perdure.stores.redis.starts import Answer, Asked, answers, ask
-
-_PART = 200
-"""The most runs of a batch that one script makes, if it can: it bounds how long a server is kept busy."""
+from perdure.stores.redis.starts import Answer, Asked, answers, ask, chunks
 
 _Answers = list[int | Answer]
 _NOWHERE: dict[str, str] = {}
@@ -28,11 +25,11 @@ async def open_batch(
     `IdConflict`, and makes nothing, if it is another one. `places` are those of runs that are not at the homes of their
     ids, by id; raises `Refused` for one that has to be looked at.
 
-    A long batch is made in parts: its runs wait until the last one is there, and leave if that never comes. One with
-    unique keys is made at once, however long it is: what it does to runs that have the keys can't be taken back.
+    A long batch is made in parts: its runs wait until the last one is there, and leave if that never comes. What one
+    with unique keys does to runs that have the keys can't be taken back: so all parts are looked at first.
     """
     try:
-        if len(starts) > _PART and not any(start.unique for start in starts):
+        if len(chunks(starts)) > 1:
             return await _open_in_parts(db, batch, starts, callback, places)
         asked: dict[str, Any] = {"batch": batch, "starts": _ask_all(batch, starts, places)}
         if callback is not None:
@@ -71,18 +68,18 @@ async def _stage(
     if callback is not None:
         asked["callback"] = callback.id
     # What can't be encoded is found before anything is made.
-    packed = {
-        first: msgspec.Raw(encode(_ask_all(batch, starts[first : first + _PART], places)))
-        for first in range(0, len(starts), _PART)
-    }
+    packed = [(part, msgspec.Raw(encode(_ask_all(batch, starts[part], places)))) for part in chunks(starts)]
     opened: dict[str, Any] = {"batch": batch}
     if callback is not None:
         opened["callback"] = msgspec.Raw(encode(ask(callback, place=places.get(callback.id))))
+    if any(start.unique for start in starts):
+        for part, theirs in packed:
+            await db.call("stage_batch", {**asked, "first": part.start, "starts": theirs, "looks": True})
     started: list[Started] = []
-    for first, part in packed.items():
-        asked.update(first=first, starts=part)
+    for part, theirs in packed:
+        asked.update(first=part.start, starts=theirs)
         found = msgspec.convert(await db.call("stage_batch", asked, durable=True), _Answers)
-        started += answers(starts[first : first + _PART], found)
+        started += answers(starts[part], found)
     while await db.call("commit_batch", opened, durable=True):
         pass
     return started

@@ -114,6 +114,19 @@ class Redis:
             raise self._failed(reply, link, address)
         return reply
 
+    async def forget(self, library: bytes, *, partition: int = 0) -> bool:
+        """Deletes a function library; returns whether it was there still. Raises as `call` does."""
+        self.calls += 1
+        link, address = await self._connected(partition, durable=False)
+        try:
+            reply = await link.send(pack("FUNCTION", "DELETE", library))
+        except DRIVER_ERRORS as error:
+            self._route.forget(address)
+            raise translate(error, self.location) from error
+        if isinstance(reply, hiredis.ReplyError) and "Library not found" not in str(reply):
+            raise self._failed(reply, link, address)
+        return not isinstance(reply, hiredis.ReplyError)
+
     async def close(self) -> None:
         """Closes those of all loops, after the calls that are under way. Calls are refused until `open`: whoever comes
         late would connect anew, and nobody would close that connection."""

@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from perdure.errors import CheckpointNotFound, KeyTaken, PerdureError, RunEnded, RunNotEnded, RunNotFound
 from perdure.model import Signal, State
+from perdure.stores.redis.chores import finish_left
 from perdure.stores.redis.session import Refused, Session
+
+
+class _Cancelled(Struct):
+    state: State
+    left: int | None = None
 
 
 async def deliver(db: Session, signal: Signal) -> None:
@@ -28,9 +35,11 @@ async def cancel(db: Session, run_id: str, reason: str, *, children: bool) -> St
         "children": children,
     }
     try:
-        return State(await db.call("cancel", asked, durable=True))
+        found = msgspec.convert(await db.call("cancel", asked, durable=True), _Cancelled)
     except Refused as refused:
         raise explain(refused, run_id) from None
+    await finish_left(db, found.left)
+    return found.state
 
 
 async def retry(db: Session, run_id: str, from_key: str | None) -> None:

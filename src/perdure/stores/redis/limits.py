@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from perdure.model import LimitRecord, Limits, Millis, Revision, Scope, ScopeKind
+from perdure.stores.redis.chores import finish_left
 from perdure.stores.redis.session import Session
 from perdure.stores.shared.limits import check_scope, limits_of
 
@@ -47,7 +48,8 @@ class _Revision(Struct):
     new: _Limits = _Limits()
 
 
-Rows = msgspec.msgpack.Decoder(list[Row])
+_Rows = msgspec.msgpack.Decoder(list[Row])
+_Told = msgspec.msgpack.Decoder(tuple[int, list[Row]])
 _Revisions = msgspec.msgpack.Decoder(list[_Revision])
 
 
@@ -55,19 +57,19 @@ async def set_limits(db: Session, scope: Scope, limits: Limits, who: str, *, dec
     """Sets what holds for a scope from now on, as a revision if it differs; returns what holds."""
     check_scope(scope, limits)
     asked = {**_named(scope, who, db), "limits": _asked(limits), "declared": declared}
-    return one(scope, await db.call("set_limits", asked, durable=True, reads=Rows))
+    return one(scope, await change(db, "set_limits", asked))
 
 
 async def pause(db: Session, scope: Scope, who: str, *, paused: bool) -> LimitRecord:
     """Keeps runs of a scope from beginning, or lets them again, as a revision if it differs; returns what holds."""
     check_scope(scope, Limits())
     asked = {**_named(scope, who, db), "paused": paused}
-    return one(scope, await db.call("pause", asked, durable=True, reads=Rows))
+    return one(scope, await change(db, "pause", asked))
 
 
 async def limits(db: Session) -> list[LimitRecord]:
     """What is stored for scopes, with how much of it is used."""
-    found = await db.call("limits", reads=Rows)
+    found = await db.call("limits", reads=_Rows)
     return [record(row) for row in sorted(found, key=lambda row: (row.kind, row.name))]
 
 
@@ -89,6 +91,13 @@ async def revisions(db: Session, scope: Scope | None, limit: int) -> list[Revisi
         )
         for row in await db.call("revisions", asked, reads=_Revisions)
     ]
+
+
+async def change(db: Session, script: str, asked: dict[str, Any]) -> list[Row]:
+    """Has a scope go by something else from now on; returns what holds, when all runs do."""
+    left, rows = await db.call(script, asked, durable=True, reads=_Told)
+    await finish_left(db, left)
+    return rows
 
 
 def _named(scope: Scope, who: str, db: Session) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from perdure.stores.redis.session import Session
 
 _SHOWN = 100
 """The most runs that one call tells of."""
-_RETRIED = 100
+_RETRIED = 50
 """The most runs that one call queues once more."""
 
 

@@ -11,15 +11,18 @@ from msgspec import Struct
 from perdure.errors import RunNotEnded
 from perdure.model import Millis, Retention, State
 from perdure.stores.redis import endings
+from perdure.stores.redis.chores import finish_left
 from perdure.stores.redis.control import explain
 from perdure.stores.redis.endings import Line
 from perdure.stores.redis.session import Refused, Session
 from perdure.stores.shared.retention import choose
 
-_RUNS = 100
+_RUNS = 50
 """The most runs that one script removes,"""
 _ROWS = 2000
 """and the most checkpoints and signals with them, unless it is one run: they bound how long a server is kept busy."""
+_PARENTS = 50
+"""Of how many runs the children are counted with one call."""
 
 
 _NOT_COUNTED: dict[Retention, int] = {}
@@ -35,6 +38,23 @@ class _Pruned(Struct):
     """Whether there may be more batches without runs."""
 
 
+class _Deleted(Struct):
+    removed: int = 0
+    uncounted: bool = False
+    """Nothing was done: there are more runs than one script removes, and they were not counted yet."""
+    left: int | None = None
+
+
+class _Kin(Struct):
+    runs: int
+    live: int
+    parents: list[str]
+    """Those of the runs that have children themselves."""
+    rest: list[tuple[str, int]]
+    """Parents that have more, and the numbers behind which to go on."""
+
+
+_Kins = msgspec.msgpack.Decoder(_Kin)
 _Prunings = msgspec.msgpack.Decoder(_Pruned)
 _Cursors = msgspec.msgpack.Decoder(tuple[str, bool])
 
@@ -128,9 +148,14 @@ async def _let_go(db: Session) -> None:
 
 async def delete(db: Session, run_id: str, *, force: bool) -> int:
     """Removes a run and its descendants; returns how many. What has not ended is cancelled first."""
-    asked = {"run_id": run_id, "force": force, "body": '"deleted"'}
+    asked: dict[str, Any] = {"run_id": run_id, "force": force, "body": '"deleted"'}
     try:
-        return int(await db.call("delete", asked, durable=True))
+        found = msgspec.convert(await db.call("delete", asked, durable=True), _Deleted)
+        if found.uncounted:
+            live, family = await _count(db, run_id)
+            if live and not force:
+                raise Refused("live", [live, family])
+            found = msgspec.convert(await db.call("delete", {**asked, "counted": family}, durable=True), _Deleted)
     except Refused as refused:
         if refused.kind == "live":
             live, family = refused.said
@@ -138,3 +163,19 @@ async def delete(db: Session, run_id: str, *, force: bool) -> int:
                 f"{live} of the {family} runs that go with run {run_id} have not ended: cancel it first, or force"
             ) from None
         raise explain(refused, run_id) from None
+    await finish_left(db, found.left)
+    return found.removed
+
+
+async def _count(db: Session, run_id: str) -> tuple[int, int]:
+    """How many runs of a family have not ended, and how many it has; looks at a bounded number with each call."""
+    ended = await db.call("ended", [run_id])
+    live, family = 0 if ended else 1, 1
+    seen, left = {run_id}, [(run_id, 0)]
+    while left:
+        asked, left = left[:_PARENTS], left[_PARENTS:]
+        found = await db.call("kin", asked, reads=_Kins)
+        live, family = live + found.live, family + found.runs
+        left = [*found.rest, *left, *((parent, 0) for parent in found.parents if parent not in seen)]
+        seen.update(found.parents)
+    return live, family

@@ -71,6 +71,12 @@ def every() -> tuple[Script, ...]:
 
 
 @functools.cache
+def libraries() -> frozenset[str]:
+    """The names of the libraries that this version has."""
+    return frozenset(each.call[1] for each in (*every(), ready()))
+
+
+@functools.cache
 def commands() -> tuple[str, ...]:
     """The commands that our functions call."""
     called = {"|".join(filter(None, words)) for each in every() for words in _CALL.findall(each.source)}

@@ -74,28 +74,62 @@ class Alike(Struct):
     inputs: list[str]
 
 
-_CHUNK = 200
-"""The most runs that one call makes: it bounds how long a server is kept busy by it."""
+_MOST = 200
+"""The most work that one call makes, in plain starts: it bounds how long a server is kept busy by it."""
+_INPUT = 4096
+"""So much input is as much work as a start."""
+_LANE = 3
+"""As much work as so many starts is another queue, workflow or version."""
 _MANY = 16
 """From so many on, runs are not pushed, one by one, to workers that wait: these come for them."""
 _AHEAD = 2
 """How many calls are under way: while the server makes some runs, the call for the next ones is written."""
 
 
+def chunks(starts: Sequence[Start]) -> list[slice]:
+    """What is made with one call each, of starts that are made in order."""
+    found: list[slice] = []
+    lanes: set[tuple[str, str, str]] = set()
+    first = work = 0
+    for at, start in enumerate(starts):
+        its = _work(start)
+        lane = start.queue, start.workflow, start.version
+        if lanes and lane not in lanes:
+            its += _LANE
+        if work + its > _MOST and at > first:
+            found.append(slice(first, at))
+            first, work = at, 0
+            lanes.clear()
+        work += its
+        lanes.add(lane)
+    if first < len(starts):
+        found.append(slice(first, len(starts)))
+    return found
+
+
+def _work(start: Start) -> int:
+    work = 1 + len(start.input) // _INPUT
+    if start.group or start.session or start.unique is not None or start.labels:
+        options = (start.group, start.session, start.unique, start.labels)
+        work += sum(map(bool, options)) + len(start.labels) // 2
+    return work
+
+
 async def enqueue(db: Session, starts: Sequence[Start]) -> list[Started]:
     """Makes runs in order."""
     for start in starts:
         _check(start)  # All of them, before any is sent: what can't be is refused as a whole.
-    if 0 < len(starts) <= _CHUNK:
+    parts = chunks(starts)
+    if len(parts) == 1:
         return await _make(db, starts)
     made: list[Started] = []
     calls: deque[asyncio.Task[list[Started]]] = deque()
     try:
-        for first in range(0, len(starts), _CHUNK):
+        for part in parts:
             if len(calls) == _AHEAD:
                 made += await calls.popleft()
             # They share a connection, so that the server gets them in this order.
-            calls.append(asyncio.create_task(_make(db, starts[first : first + _CHUNK])))
+            calls.append(asyncio.create_task(_make(db, starts[part])))
         while calls:
             made += await calls.popleft()
     finally:

@@ -44,6 +44,7 @@ from perdure.stores.redis import (
     control,
     doctor,
     formats,
+    libraries,
     listen,
     lists,
     queues,
@@ -104,10 +105,11 @@ class RedisStore:
         await self._redis.close()
 
     async def migrate(self) -> list[str]:
-        return []
+        """There is no schema: what other versions have left on the servers goes."""
+        return await libraries.drop(self._redis)
 
     async def pending(self) -> list[str]:
-        return []
+        return await libraries.pending(self._redis)
 
     async def script(self) -> str:
         return ""

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from perdure.stores.base import Registration
+from perdure.stores.redis import chores
 from perdure.stores.redis.batches import tidy
 from perdure.stores.redis.session import Session
 
@@ -16,17 +17,26 @@ class Taken(Struct):
     runs: int
     more: bool
     batches: bool
+    chores: bool
     numbers: list[int] = []
 
 
+class _Registered(Struct):
+    number: int
+    left: int | None = None
+
+
 Takings = msgspec.msgpack.Decoder(Taken)
-_Number = msgspec.msgpack.Decoder(int)
+_Left = msgspec.msgpack.Decoder(int)
+_Registrations = msgspec.msgpack.Decoder(_Registered)
 
 
 async def register(db: Session, worker: Registration, number: int | None = None) -> int:
     """Begins an incarnation and returns its id: `number`, if that was given out already."""
     asked = worker if number is None else {**msgspec.structs.asdict(worker), "number": number}
-    return await db.call("register", asked, durable=True, reads=_Number)
+    registered = await db.call("register", asked, durable=True, reads=_Registrations)
+    await chores.finish_left(db, registered.left)
+    return registered.number
 
 
 async def reclaim(db: Session) -> int:
@@ -44,6 +54,8 @@ async def _take_back(db: Session, which: dict[str, str]) -> int:
     while True:
         found = await db.call("reclaim", which, durable=True, reads=Takings)
         taken += found.runs
+        if found.chores:
+            taken += await chores.finish(db)
         if not found.more:
             if found.batches:
                 await tidy(db)
@@ -52,4 +64,5 @@ async def _take_back(db: Session, which: dict[str, str]) -> int:
 
 async def retire(db: Session, worker: int) -> None:
     """Ends an incarnation in good order: what it owns is queued again and not counted."""
-    await db.call("retire", {"worker": worker}, durable=True)
+    left = await db.call("retire", {"worker": worker}, durable=True, reads=_Left)
+    await chores.finish_left(db, left)

@@ -53,7 +53,7 @@ async def _spread(parts: Parts, scope: Scope, record: LimitRecord) -> LimitRecor
 async def _adopt(session: Session, kept: Sequence[tuple[str, str, dict[str, Any]]]) -> LimitRecord:
     [(kind, name, holds)] = kept
     asked = {"kind": kind, "name": name, "kept": holds, **single.parts_of(session)}
-    return single.record((await session.call("adopt_limits", asked, durable=True, reads=single.Rows))[0])
+    return single.record((await single.change(session, "adopt_limits", asked))[0])
 
 
 def _add(record: LimitRecord, other: LimitRecord) -> None:

@@ -20,14 +20,14 @@ from perdure.model import Ended, Start, Started
 from perdure.stores.redis import reads
 from perdure.stores.redis.cluster.parts import Parts
 from perdure.stores.redis.session import Session
-from perdure.stores.redis.starts import Answer, Answers, answers, ask
+from perdure.stores.redis.starts import Answer, Answers, answers, ask, chunks
 
 T = TypeVar("T")
 
 _KNOWN = 20_000
 """How many runs it is remembered of where they are."""
 _CHUNK = 200
-"""The most runs that one call makes, or looks for."""
+"""The most runs that one call looks for."""
 _MOST_TURNS = 20
 """How often an entry may be found changed since it was looked at."""
 
@@ -258,8 +258,8 @@ class Placing:
         misplaced: list[tuple[str, str]] = []
 
         async def enqueue(session: Session, ids: list[str]) -> None:
-            for first in range(0, len(ids), _CHUNK):
-                chunk = ids[first : first + _CHUNK]
+            for part in chunks([self._starts[run_id][0] for run_id in ids]):
+                chunk = ids[part]
                 asked = [self._asked(run_id, session.partition) for run_id in chunk]
                 made = await session.call("enqueue", {"starts": asked}, durable=True, reads=Answers)
                 for run_id, answer in zip(chunk, made, strict=True):

@@ -40,7 +40,7 @@ from perdure.stores.base import (
     Topic,
 )
 from perdure.stores.redis import batches as single_batches
-from perdure.stores.redis import control, doctor, formats, listen, reads, timetable
+from perdure.stores.redis import control, doctor, formats, libraries, listen, reads, timetable
 from perdure.stores.redis import limits as single_limits
 from perdure.stores.redis import retention as single_retention
 from perdure.stores.redis.cluster import batches, lists, retention, schedules, workers
@@ -101,10 +101,11 @@ class ClusterStore:
         await self._redis.close()
 
     async def migrate(self) -> list[str]:
-        return []
+        """There is no schema: what other versions have left on the servers goes."""
+        return await libraries.drop(self._redis)
 
     async def pending(self) -> list[str]:
-        return []
+        return await libraries.pending(self._redis)
 
     async def script(self) -> str:
         return ""

@@ -6,17 +6,31 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
+from msgspec import Struct
 
 from perdure.stores.base import Registration
-from perdure.stores.redis import batches, worker
+from perdure.stores.redis import batches, chores, worker
 from perdure.stores.redis.cluster.parts import Parts, together
 from perdure.stores.redis.session import Session
 
 _MOST = 7
 """The most incarnations that one script forgets."""
 
-_Leases = msgspec.msgpack.Decoder(tuple[list[int], list[int]])
-_Suspects = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]])
+_Leases = msgspec.msgpack.Decoder(tuple[list[int], list[int], bool])
+
+
+class _Suspicion(Struct):
+    """What is known of the runs of one incarnation: the most crashes, how many have so many, the first one of these
+    that was looked at, and the last claim of them."""
+
+    cursor: str = ""
+    most: int = -1
+    blamed: int = 0
+    last: int = -1
+    first: str = ""
+
+
+_Suspects = msgspec.msgpack.Decoder(dict[str, _Suspicion])
 
 
 async def register(parts: Parts, registration: Registration) -> int:
@@ -33,27 +47,36 @@ async def take_back(parts: Parts, name: str | None = None) -> int:
     back came no further, its lease there ends as well. Which runs are blamed is decided for all partitions together.
     """
 
-    async def leases(session: Session) -> tuple[list[int], list[int]]:
+    async def leases(session: Session) -> tuple[list[int], list[int], bool]:
         return await session.call("leases", {} if name is None else {"name": name}, reads=_Leases)
 
     found = await parts.each(leases)
-    dead = sorted({number for ended, _ in found for number in ended} - {*found[0][1]})
+    dead = sorted({number for ended, _, _ in found for number in ended} - {*found[0][1]})
     taken = 0
     for first in range(0, len(dead), _MOST):
         taken += await _take_back(parts, dead[first : first + _MOST], ended=name is None)
     await parts.each(batches.tidy)
+    for session, (_, _, left) in zip(parts.sessions, found, strict=True):
+        if left:
+            taken += await chores.finish(session)
     return taken
 
 
 async def _take_back(parts: Parts, numbers: list[int], *, ended: bool) -> int:
-    async def suspects(session: Session) -> list[tuple[int, int, int, int]]:
-        return await session.call("suspects", {"numbers": numbers}, reads=_Suspects)
+    async def suspects(session: Session) -> dict[str, _Suspicion]:
+        found = {str(number): _Suspicion() for number in numbers}
+        while any(each.cursor != "0" for each in found.values()):
+            found = await session.call("suspects", found, reads=_Suspects)
+        return found
 
     async def reclaim(session: Session, which: list[int]) -> worker.Taken:
         asked = {"numbers": which, "judged": judged, "ended": ended and session is parts.first}
-        return await session.call("reclaim", asked, durable=True, reads=worker.Takings)
+        taken = await session.call("reclaim", asked, durable=True, reads=worker.Takings)
+        if taken.chores:
+            taken.runs += await chores.finish(session)
+        return taken
 
-    judged = _judge(each for found in await parts.each(suspects) for each in found)
+    judged = _judge(await parts.each(suspects))
     first = await reclaim(parts.first, numbers)
     if not first.numbers:
         return 0
@@ -67,14 +90,15 @@ async def retire(parts: Parts, number: int) -> None:
     await together(worker.retire(session, number) for session in parts.sessions[1:])
 
 
-def _judge(suspects: Iterable[tuple[int, int, int, int]]) -> dict[str, tuple[int, int, int]]:
+def _judge(found: Iterable[dict[str, _Suspicion]]) -> dict[str, tuple[int, int, int]]:
     """Of each incarnation the most crashes, how many runs have so many, and the last claim of these."""
-    of: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for number, crashes, blamed, last in suspects:
-        of[number].append((crashes, blamed, last))
+    of: defaultdict[str, list[_Suspicion]] = defaultdict(list)
+    for suspicions in found:
+        for number, each in suspicions.items():
+            of[number].append(each)
     judged: dict[str, tuple[int, int, int]] = {}
-    for number, found in of.items():
-        most = max(crashes for crashes, _, _ in found)
-        worst = [(blamed, last) for crashes, blamed, last in found if crashes == most]
-        judged[str(number)] = most, sum(blamed for blamed, _ in worst), max(last for _, last in worst)
+    for number, each in of.items():
+        most = max(one.most for one in each)
+        worst = [one for one in each if one.most == most]
+        judged[number] = most, sum(one.blamed for one in worst), max(one.last for one in worst)
     return judged

@@ -1,7 +1,7 @@
--- uses: core holding seating grouping moving starting ending
+-- uses: core chores holding seating grouping moving starting ending families
 -- flags: allow-oom
 -- Ends a run that is not running, and asks for the end of one that is; so with its descendants, if they are to follow.
--- Answers the state that the run has now.
+-- Answers the state that the run has now, and what is left to be done.
 
 local run = find(args.run_id)
 if not run then
@@ -12,6 +12,6 @@ if args.children then
 else
     stop(run, args.reason, args.body)
 end
-local state = run.s.state
+local state, left = run.s.state, chores_left()
 flush()
-return pack(state)
+return pack({ state = state, left = left })

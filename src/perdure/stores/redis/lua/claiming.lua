@@ -8,7 +8,8 @@ local claimed, claimed_bytes
 local take, ready_names, claim_by_turns, claim_within_budgets, room_at
 
 do
-local ROUND = 256 -- The most runs that one script puts off for the rates of their groups.
+local MOST_SETS = 100 -- The most ready sets that one script looks into.
+local ROUND = 100 -- The most runs that one script puts off for the rates of their groups.
 
 -- RATES. A bucket that holds `burst` runs and runs out by `count` of them in each `period`. `debt` is what is in it at the
 -- time `at`, in parts of a run, of which `period` are one: so all numbers are whole (see perdure.budget.Meter).
@@ -147,8 +148,29 @@ local function ready_key(name)
     return P .. 'ready:' .. name
 end
 
+local crowded = false -- whether there were more ready sets for one worker than a script looks into
+
+-- The ready sets that may have something for a worker: all of them, or some, as they come, where these are too many to
+-- be looked at. Returns also whether there are others.
 function ready_names(worker)
-    return call('SINTER', P .. 'served:' .. worker, K.hot)
+    local served = P .. 'served:' .. worker
+    if crowded then
+        crowded = call('SINTERCARD', 2, served, K.hot, 'LIMIT', MOST_SETS + 1) > MOST_SETS
+    end
+    if not crowded then
+        local names = call('SINTER', served, K.hot)
+        crowded = #names > MOST_SETS
+        if not crowded then
+            return names, false
+        end
+    end
+    local some, names = call('SRANDMEMBER', K.hot, MOST_SETS), {}
+    for i, is_served in ipairs(call('SMISMEMBER', served, unpack(some))) do
+        if is_served == 1 then
+            names[#names + 1] = some[i]
+        end
+    end
+    return names, true
 end
 
 local function by_rank(one, other)
@@ -420,6 +442,11 @@ function claim_within_budgets(names, slots, after)
             end
             if string.sub(head.name, -1) == '@' then
                 rooms = rooms - 1
+                -- All that is ready of the session becomes the worker's: a bounded number, then the next exchange goes on.
+                steps = steps - session_of(run).seated
+                if steps <= 0 then
+                    rooms, more = 0, true
+                end
                 own_names()
             end
             take(run)

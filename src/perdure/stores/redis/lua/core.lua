@@ -28,7 +28,7 @@
 --   :timer :due     zset    runs by the time at which they wake, by deadline
 --   :owned:WORKER   set     the runs that it owns; :stop:WORKER set of those that are to be cancelled
 --   :workers        hash    incarnations (packed) by number; :lease zset by the end of their lease
---   :group          hash    groups (packed); :line:G :early:G :begun:G zsets (see grouping.lua); :members:KEY zset of all
+--   :group          hash    groups (packed); :line:G :early:G … zsets (see grouping.lua); :members:KEY zset of all
 --                           runs of a group by number; :groups:KEY set of the names in :group of that key
 --   :session        hash    sessions (packed); :seats:S :bench:S zsets; :idle zset; :sessions:WORKER set
 --   :scope          hash    limits and pauses (packed) by KIND:NAME; :budget hash of those with a limit or a rate
@@ -309,7 +309,7 @@ local HELD = { 'session', 'group', 'paused', 'rate' }
 local NO_SLOT = 255
 local RARE = {
     'awaited', 'calls_back', 'cause', 'crashes', 'cut', 'errors', 'fired', 'heard', 'home', 'item', 'kept', 'opens',
-    'over', 'owner', 'schedule', 'seat', 'signals', 'waits', 'why',
+    'over', 'owner', 'schedule', 'seat', 'signals', 'stops', 'waits', 'why',
 }
 local STATE_NUMBERS, HELD_NUMBERS = {}, {}
 for number = 1, #STATES do
@@ -349,7 +349,8 @@ function write_state(s)
         s.attempt or 0, s.positions or 0, s.kept_size or 0, s.due or 0, s.wake or 0, s.place or NO_PLACE
     )
     if s.awaited or s.calls_back or s.cause or s.crashes or s.cut or s.errors or s.fired or s.heard or s.home or s.item
-        or s.kept or s.opens or s.over or s.owner or s.schedule or s.seat or s.signals or s.waits or s.why
+        or s.kept or s.opens or s.over or s.owner or s.schedule or s.seat or s.signals or s.stops or s.waits
+        or s.why
     then
         local rare = {}
         for _, name in ipairs(RARE) do

@@ -1,13 +1,30 @@
--- uses: core holding seating grouping moving starting ending
+-- uses: core chores holding seating grouping moving starting ending families
 -- flags: allow-oom
 -- Removes a run and its descendants. What has not ended is cancelled first, so that all that waits for its end goes on.
--- Answers how many runs.
+-- Answers how many runs, and what is left to be done. Of more runs than one script may take up nothing is removed before
+-- they were `counted`; then the first one goes at once, and the others are as good as gone: a repeat tells of them.
 
-if not find(args.run_id) then
-    return refuse('missing')
+local root = find(args.run_id)
+if not root then
+    local begun = call('HGET', K.chore, 'remove:' .. args.run_id)
+    if not begun then
+        return refuse('missing')
+    end
+    local left = tonumber(call('ZSCORE', K.chores, 'remove:' .. args.run_id))
+    return pack({ removed = unpacked(begun).removed or 0, left = left })
+end
+if args.counted then
+    remove_family(root, args.body, args.counted)
+    local left = chores_left()
+    flush()
+    return pack({ removed = args.counted, left = left })
+end
+local ids = family(root.id)
+if not ids then
+    return pack({ uncounted = true })
 end
 local going, live = {}, {}
-for _, id in ipairs(family(args.run_id)) do
+for _, id in ipairs(ids) do
     local run = find(id)
     going[#going + 1] = run
     if not FINAL[run.s.state] then
@@ -24,5 +41,6 @@ end
 for _, run in ipairs(going) do
     remove(run)
 end
+local left = chores_left()
 flush()
-return pack(#going)
+return pack({ removed = #going, left = left })

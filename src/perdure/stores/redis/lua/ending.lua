@@ -19,9 +19,11 @@ local function wake(run)
     return false
 end
 
-local function wake_parked(id)
-    local key = P .. 'parked:' .. id
-    for _, each in ipairs(call('SMEMBERS', key)) do
+function chore_kinds.wake(id)
+    local most = steps + 1
+    local waiting = call('SPOP', P .. 'parked:' .. id, most)
+    steps = steps - #waiting
+    for _, each in ipairs(waiting) do
         local partition, waiter = string.match(each, '^%z(%d+):(.*)$')
         if partition then
             call('SADD', P .. 'mail', pack({ tonumber(partition), waiter, id }))
@@ -33,6 +35,12 @@ local function wake_parked(id)
             end
         end
     end
+    return #waiting < most
+end
+
+-- Wakes those that are parked for a run.
+local function wake_parked(id)
+    begin_chore('wake', id, {})
 end
 
 -- Lets a unique key go that a run has.
@@ -107,7 +115,6 @@ local function finish(run, state, body, cause, number)
     end
     if s.awaited then
         wake_parked(run.id)
-        call('DEL', P .. 'parked:' .. run.id)
         s.awaited = nil
     end
     if run.fact.parent then
@@ -128,74 +135,6 @@ local function unfinish(run)
     end
     if s.state == 'failed' then
         zrem(K.failed, run.id)
-    end
-end
-
--- Asks for the end of a run that is owned; the first reason stays.
-local function ask(run, reason, overdue)
-    local s = change(run)
-    if not s.why then
-        s.why, s.over = reason, overdue or nil
-        call('SADD', P .. 'stop:' .. s.worker, run.id)
-        zrem(K.due, run.id)
-        tell('work')
-        tell('status')
-    end
-end
-
-local function children(id)
-    flush_set(P .. 'kids:' .. id)
-    return call('ZRANGE', P .. 'kids:' .. id, 0, -1)
-end
-
--- A run and what descends from it, parents first.
-local function family(id)
-    local found, seen = { id }, { [id] = true }
-    local i = 1
-    while found[i] do
-        for _, child in ipairs(children(found[i])) do
-            if not seen[child] then
-                seen[child] = true
-                found[#found + 1] = child
-            end
-        end
-        i = i + 1
-    end
-    return found
-end
-
--- Ends a run that is not running, and asks for the end of one that is. `body` is the reason as JSON.
-local function stop(run, reason, body)
-    if run.s.state == 'running' then
-        ask(run, reason)
-    elseif not FINAL[run.s.state] then
-        finish(run, 'cancelled', body)
-        tell('work')
-    end
-end
-
-local function stop_family(id, reason, body)
-    for _, each in ipairs(family(id)) do
-        local run = find(each)
-        if run then
-            stop(run, reason, body)
-        end
-    end
-end
-
--- Ends runs whose deadline has passed as failed, where they are not running; those that are running are asked to end.
--- What descends from either kind is cancelled.
-local function expire(late)
-    for _, run in ipairs(late) do
-        if run.s.state == 'running' then
-            ask(run, DEADLINE_PASSED, true)
-        elseif not FINAL[run.s.state] then
-            finish(run, 'failed', OVERDUE_ERROR, OVERDUE)
-            tell('work')
-        end
-    end
-    for _, run in ipairs(late) do
-        stop_family(run.id, PARENT_DEADLINE_PASSED, PARENT_DEADLINE_BODY)
     end
 end
 
@@ -284,7 +223,6 @@ local function remove(run)
     end
     if s.awaited then
         wake_parked(id)
-        call('DEL', P .. 'parked:' .. id)
     end
     if s.fired then
         local packed = call('HGET', K.schedules, s.fired)

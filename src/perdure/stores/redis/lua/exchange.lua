@@ -1,8 +1,7 @@
--- uses: core holding seating grouping moving starting keeping ending claiming showing pushing scheduling settling
+-- uses: core chores holding seating grouping moving starting keeping ending families claiming showing pushing scheduling settling
 -- flags: allow-oom
 -- One call per wake of a worker: saves, progress, settles, fires, due timers and deadlines, claims, and the reply.
 
-local DUE_LIMIT = 200 -- The most timers, and the most deadlines, that one exchange takes up.
 local DUE_SCHEDULES = 10 -- The most schedules that one reply tells of as due.
 
 local worker = args.worker
@@ -16,7 +15,7 @@ claimer = { worker = worker, serial = args.serial, next = args.first or 0, sessi
 
 -- Most exchanges find nothing of all these, and one look tells so. Of them only timers, deadlines, and runs that are to be
 -- stopped can come to be in this one.
-local plain = call('EXISTS', K.timer, K.due, K.slots, K.budget, K.rated, P .. 'stop:' .. worker) == 0
+local plain = call('EXISTS', K.timer, K.due, K.slots, K.budget, K.rated, K.chores, P .. 'stop:' .. worker) == 0
 if plain then
     first_scores[K.timer], first_scores[K.due] = false, false -- Until something is added.
 end
@@ -94,16 +93,28 @@ if known and args.owned and not args.repeated then
     end
 end
 
--- WHAT IS DUE: a bounded number.
+-- WHAT IS DUE: a bounded number, as of chores.
 
 local more, more_late = false, false
 if known then
     if args.fires then
         fire(args.fires)
     end
+    local deadline = first_score(K.due)
+    if deadline and deadline <= now then
+        local late, most = {}, math.max(steps, 1)
+        for i, id in ipairs(call('ZRANGEBYSCORE', K.due, '-inf', now, 'LIMIT', 0, most)) do
+            late[i] = find(id)
+        end
+        steps = steps - #late
+        expire(late)
+        more_late = #late == most
+        more = more_late
+    end
     local timer = first_score(K.timer)
     if timer and timer <= now then
-        local ids = call('ZRANGEBYSCORE', K.timer, '-inf', now, 'LIMIT', 0, DUE_LIMIT)
+        local most = math.max(steps, 1)
+        local ids = call('ZRANGEBYSCORE', K.timer, '-inf', now, 'LIMIT', 0, most)
         for _, id in ipairs(ids) do
             local run = find(id)
             if run.s.wake and run.s.wake <= now then
@@ -113,34 +124,34 @@ if known then
                 move(run, 'queued')
             end
         end
-        more = #ids == DUE_LIMIT
+        steps = steps - #ids
+        more = more or #ids == most
     end
-    local deadline = first_score(K.due)
-    if deadline and deadline <= now then
-        local late = {}
-        for i, id in ipairs(call('ZRANGEBYSCORE', K.due, '-inf', now, 'LIMIT', 0, DUE_LIMIT)) do
-            late[i] = find(id)
-        end
-        expire(late)
-        more_late = #late == DUE_LIMIT
-        more = more or more_late
+    if not plain and call('EXISTS', K.chores) == 1 then
+        more = go_on_with_chores() or more
     end
     if idle and idle <= now then
         rest()
-        for _, name in ipairs(call('ZRANGEBYSCORE', K.idle, 1, now, 'LIMIT', 0, DUE_LIMIT)) do
+        local most = math.max(steps, 1)
+        local names = call('ZRANGEBYSCORE', K.idle, 1, now, 'LIMIT', 0, most)
+        for _, name in ipairs(names) do
             hand_over(shared(sessions, 'session', name), nil)
             made_ready = true
         end
+        steps = steps - #names
+        more = more or #names == most
     end
     if args.draining and claimer.sessions > 0 then
+        local running = {}
+        flush_set(P .. 'owned:' .. worker)
+        for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
+            local run = find(id)
+            running[run and run.fact.session_name or ''] = true
+        end
         for _, name in ipairs(call('SMEMBERS', P .. 'sessions:' .. worker)) do
-            local session, running = shared(sessions, 'session', name), false
-            flush_set(P .. 'owned:' .. worker)
-            for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
-                local run = find(id)
-                running = running or (run and session_of(run) == session) or false
-            end
-            if session and not running then
+            local session = not running[name] and steps > 0 and shared(sessions, 'session', name)
+            if session then
+                steps = steps - 1 - session.seated
                 hand_over(session, nil)
                 made_ready = true
             end
@@ -174,7 +185,7 @@ if known then
         end
     end
     slots = more_late and 0 or math.max(0, slots)
-    local names = ready_names(worker)
+    local names, only_some = ready_names(worker)
     local strict = not plain and call('EXISTS', K.budget, K.rated) > 0
     for _, name in ipairs(names) do
         strict = strict or string.sub(name, -1) == '@'
@@ -186,6 +197,7 @@ if known then
     else
         more_ready = claim_by_turns(names, slots, args.after or '')
     end
+    more_ready = more_ready or only_some
     more = more or more_ready
     if args.listens then
         park_worker(worker, args.serial, (args.draining or more_ready) and 0 or free - #claimed)
@@ -227,7 +239,7 @@ else
     for _, time in pairs({ first_score(K.timer) or nil, first_score(K.due) or nil, due or nil, opens, room }) do
         reply.next_at = reply.next_at and math.min(reply.next_at, time) or time
     end
-    reply.more = more
+    reply.more = more or chores_left() ~= nil
     if spread then
         reply.mail = {}
         for i, letter in ipairs(call('SRANDMEMBER', P .. 'mail', 100)) do
@@ -235,7 +247,7 @@ else
         end
         reply.bytes = claimed_bytes
         reply.sessions = call('SCARD', P .. 'sessions:' .. worker)
-        for _, name in ipairs(ready_names(worker)) do
+        for _, name in ipairs((ready_names(worker))) do
             flush_set(P .. 'ready:' .. name)
             reply.wants = reply.wants or (string.sub(name, -1) == '@' and call('EXISTS', P .. 'ready:' .. name) == 1)
         end

@@ -1,7 +1,10 @@
 -- Groups: a run takes part in its group while it is queued or running, and, as declared, while it waits or backs off:
 -- then it has a slot (`slot` 1) or stands in the line for one (2); otherwise it takes no part (0). A group counts its
--- slots, how many of them run, and its line. :line holds those in the line, :early the queued ones with a slot that may
--- lose it (they have not begun, or keep no slot), :begun all others with a slot; each by priority, then number.
+-- slots, how many of them run, and those in its sets, each of them by priority, then number. :line holds those in the
+-- line, :early the queued ones with a slot that may lose it (they have not begun, or keep no slot). Of the others with a
+-- slot, :again holds those that are queued, :held and :stopped those of these that are kept from beginning, as more have
+-- slots than the limit has, or as the group is paused, and :begun those that are not queued. :resting holds those that
+-- may lose their slot and came back while the group was paused.
 -- :late holds those that the group's rate has put off (state scheduled, held for `rate`), by priority, then place.
 
 local group_of, regroup, settle_group, join_group, leave_group
@@ -16,7 +19,7 @@ local function new_group(run)
     end
     return {
         asked = run.fact.group_limit or 1, most = most, paused = paused,
-        slots = 0, running = 0, lined = 0, runs = 0,
+        slots = 0, running = 0, runs = 0,
     }
 end
 
@@ -33,6 +36,16 @@ local function member_id(member)
     return string.sub(member, 9)
 end
 
+-- The sets whose members are counted, and as what: nothing, when there are none.
+local COUNTED = {
+    ['line:'] = 'lined', ['early:'] = 'early', ['again:'] = 'again', ['held:'] = 'held', ['stopped:'] = 'stopped',
+    ['resting:'] = 'resting',
+}
+
+local function may_lose_slot(run)
+    return run.fact.no_keep or not run.s.begun
+end
+
 -- Which of a group's sets the run is in, by what is known of it; "" for none.
 local function group_set(run)
     local s = run.s
@@ -41,8 +54,14 @@ local function group_set(run)
     elseif s.slot ~= 1 then
         return ''
     end
-    local may_lose = run.fact.no_keep or not s.begun
-    return may_lose and (s.state == 'queued' or s.held == 'rate') and 'early:' or 'begun:'
+    if (s.state == 'queued' or s.held == 'rate') and may_lose_slot(run) then
+        return s.held == 'paused' and 'resting:' or 'early:'
+    elseif s.state ~= 'queued' then
+        return 'begun:'
+    elseif s.held == 'paused' then
+        return 'stopped:'
+    end
+    return s.held == 'group' and 'held:' or 'again:'
 end
 
 -- As what of its group's the run is counted in reports on queues.
@@ -76,7 +95,13 @@ local function note(run, group)
         if set ~= '' then
             zadd(P .. set .. group.name, in_group(run))
         end
-        group.lined = group.lined + (set == 'line:' and 1 or 0) - (was == 'line:' and 1 or 0)
+        local one, other = COUNTED[was], COUNTED[set]
+        if one then
+            group[one] = group[one] > 1 and group[one] - 1 or nil
+        end
+        if other then
+            group[other] = (group[other] or 0) + 1
+        end
         run.set = set
     end
     local late = s.held == 'rate'
@@ -133,74 +158,116 @@ local function to_line(run, group)
     regroup(run, group)
 end
 
--- Slots that are free go to the first ones in the line.
-local function admit(group)
-    while group.lined > 0 and not group.paused and group.slots < group.most do
-        local key = P .. 'line:' .. group.name
-        flush_set(key)
-        local run = find(member_id(call('ZRANGE', key, 0, 0)[1]))
-        local s = change(run)
-        s.slot, s.held = 1, nil
-        s.place = s.place or next_turn()
-        regroup(run, group)
-    end
-end
-
--- The queued runs that have a slot, in order.
-local function queued_holders(group)
-    local found = {}
-    for _, set in ipairs({ 'early:', 'begun:' }) do
-        local key = P .. set .. group.name
-        flush_set(key)
-        local members = call('ZRANGE', key, 0, -1, 'WITHSCORES')
-        for i = 1, #members, 2 do
-            local run = find(member_id(members[i]))
-            if run.s.state == 'queued' then
-                found[#found + 1] = { run = run, priority = tonumber(members[i + 1]), member = members[i] }
-            end
-        end
-    end
-    table.sort(found, function(one, other)
-        if one.priority ~= other.priority then
-            return one.priority < other.priority
-        end
-        return before(one.member, other.member)
-    end)
-    return found
-end
-
--- The limit of a group was changed, it was paused or resumed, or it has more slots out than its limit and a run of it
--- comes or goes. What has not begun goes back into the line: what is too much, the last ones first, or all of it. What
--- has begun keeps its slot; of those that are queued no more are let through, in order, than the limit leaves beside
--- those that are running.
-function settle_group(group)
-    local key = P .. 'early:' .. group.name
+-- The first of one of the group's sets, or the last.
+local function first_in(set, group, last)
+    local key = P .. set .. group.name
     flush_set(key)
-    local back = group.paused and group.slots or math.max(0, group.slots - group.most)
-    if back > 0 then
-        for _, member in ipairs(call('ZREVRANGE', key, 0, back - 1)) do
-            to_line(find(member_id(member)), group)
+    return find(member_id(call(last and 'ZREVRANGE' or 'ZRANGE', key, 0, 0)[1]))
+end
+
+local function comes_first(one, other)
+    local priority, member = in_group(one)
+    local theirs, their_member = in_group(other)
+    if priority ~= theirs then
+        return priority < theirs
+    end
+    return before(member, their_member)
+end
+
+-- What a step does to the first of one of the group's sets, or to the last.
+
+local function send_back(group, set)
+    to_line(first_in(set, group, true), group)
+end
+
+local function hold_first(group, set, held)
+    local run = first_in(set, group)
+    change(run).held = held
+    regroup(run, group)
+end
+
+local function hold_last(group, set)
+    local run = first_in(set, group, true)
+    change(run).held = 'group'
+    regroup(run, group)
+end
+
+local function admit(group, set)
+    local run = first_in(set, group)
+    local s = change(run)
+    s.slot, s.held = 1, nil
+    s.place = s.place or next_turn()
+    regroup(run, group)
+end
+
+-- What is to be done next for a group, run by run, so that it goes by its limit: one of these, with the set; nil when it
+-- does. What has not begun goes back into the line: what is too much, the last ones first, or all of it when the group is
+-- paused. What has begun keeps its slot; of those that are queued no more are let through, in order, than the limit
+-- leaves beside those that are running. Slots that are free go to the first ones in the line.
+local function next_step(group)
+    local over = group.slots > group.most
+    if group.early and (over or (group.paused and group.sweeps)) then
+        return send_back, 'early:'
+    elseif group.resting and group.paused and group.sweeps then
+        return send_back, 'resting:'
+    elseif group.resting and not group.paused then
+        return hold_first, 'resting:'
+    elseif group.paused then
+        local set = (group.again and 'again:') or (group.held and 'held:')
+        return set and hold_first, set, 'paused'
+    elseif group.stopped then
+        return hold_first, 'stopped:', over and 'group' or nil
+    end
+    if group.again or group.held then
+        local room = group.most - group.running - (group.again or 0)
+        if room < 0 and group.again then
+            return hold_last, 'again:'
+        elseif group.held and room > 0 then
+            return hold_first, 'held:'
+        elseif group.held and group.again then
+            return comes_first(first_in('held:', group), first_in('again:', group, true)) and hold_last, 'again:'
         end
     end
-    local may = group.most - group.running
-    group.over = nil
-    for i, each in ipairs(queued_holders(group)) do
-        local s = each.run.s
-        local held
-        if group.paused then
-            held = 'paused'
-        elseif i > may then
-            held, group.over = 'group', true
-        elseif s.held ~= 'group' and s.held ~= 'paused' then
-            held = s.held
-        end
-        if held ~= s.held then
-            s.held = held
-            regroup(each.run, group)
-        end
+    if group.lined and group.slots < group.most then
+        return admit, 'line:'
     end
-    group.changed = true
-    admit(group)
+end
+
+local unsettled = {} -- groups that go by their limits when their chores are done
+resets[#resets + 1] = function()
+    if next(unsettled) then
+        unsettled = {}
+    end
+end
+
+-- Returns whether the group goes by its limit now.
+local function settle_part(group)
+    local step, set, held = next_step(group)
+    while step and steps > 0 do
+        step(group, set, held)
+        steps = steps - 1
+        step, set, held = next_step(group)
+    end
+    if step then
+        return false
+    end
+    group.sweeps = nil
+    return true
+end
+
+-- Something about a group has changed: what its runs do, or (`sweeps`) its limit, or a pause: then what has not begun
+-- goes back into the line, where that holds it; what comes back while the group is paused keeps its slot.
+function settle_group(group, sweeps)
+    group.changed, group.sweeps = true, sweeps or group.sweeps
+    if not unsettled[group.name] and not settle_part(group) then
+        unsettled[group.name] = true
+        begin_chore('settle', group.name, {})
+    end
+end
+
+function chore_kinds.settle(name)
+    local group = shared(groups, 'group', name)
+    return not group or settle_part(group)
 end
 
 -- A run comes into the queue of its group: it takes a free slot (if there is one, nobody is in the line), or stands in
@@ -217,42 +284,31 @@ function join_group(run, group)
         end
         return
     end
-    if not group.paused and group.slots < group.most then
+    if not group.paused and group.slots < group.most and not group.lined then
         s.slot, s.place = 1, s.place or own_place(run)
         regroup(run, group)
         return
     end
     s.slot, s.held = 2, 'group'
     regroup(run, group)
-    if group.paused then
-        return
-    end
-    local key = P .. 'early:' .. group.name
-    flush_set(key)
-    local last = call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
-    if last[1] then
-        local priority, member = in_group(run)
-        local theirs = tonumber(last[2])
-        if theirs > priority or (theirs == priority and before(member, last[1])) then
-            to_line(find(member_id(last[1])), group)
-            admit(group)
+    if not group.paused and group.early then
+        local last = first_in('early:', group, true)
+        if comes_first(run, last) then
+            to_line(last, group)
+            settle_group(group)
         end
     end
 end
 
 -- A run is not queued or running any more.
-function leave_group(run, group, was)
+function leave_group(run, group)
     local s = run.s
-    local counted_before = run.has_slot and (was == 'queued' or was == 'running')
     if FINAL[s.state] or (s.held ~= 'rate' and (run.fact.no_keep or s.slot == 2 or not s.begun)) then
         s.slot = 0
         s.held = nil
     end
     note(run, group)
     follow(run)
-    if counted_before and group.over then
-        settle_group(group)
-    end
-    admit(group)
+    settle_group(group)
 end
 end

@@ -1,6 +1,7 @@
 -- uses: core
 -- flags: no-writes
--- In a cluster: the incarnations whose lease has ended, and those that live; of one name, those that have it, and none.
+-- In a cluster: the incarnations whose lease has ended, and those that live; of one name, those that have it, and none;
+-- and whether there are chores.
 
 local ended, live = {}, {}
 if args.name then
@@ -18,4 +19,4 @@ else
         live[i] = tonumber(number)
     end
 end
-return pack({ ended, live })
+return pack({ ended, live, call('EXISTS', P .. 'chores') == 1 })

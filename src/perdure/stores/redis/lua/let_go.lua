@@ -1,17 +1,19 @@
--- uses: core holding seating grouping moving starting ending retaining
+-- uses: core chores holding seating grouping moving starting ending retaining
 -- flags: allow-oom
 -- Has runs looked at again that prune passed over, of those keepers that do not live any more: goes over a part of the
--- keepers from a cursor, and takes up a bounded number of runs of each. Answers the next cursor, which is "0" at the end,
+-- keepers from a cursor, and takes up a bounded number of runs. Answers the next cursor, which is "0" at the end,
 -- and whether this part has to be gone over once more.
 
 local MOST = 100
 
 local scanned = call('SSCAN', P .. 'keepers', args.cursor, 'COUNT', MOST)
-local more = false
+local more, left = false, MOST
 for _, keeper in ipairs(scanned[2]) do
     local key = P .. 'kept:' .. keeper
     if not keeps(keeper) then
-        for _, id in ipairs(call('SPOP', key, MOST)) do
+        local ids = call('SPOP', key, left)
+        left = left - #ids
+        for _, id in ipairs(ids) do
             local run = find(id)
             change(run).kept = nil
             zadd(P .. 'fin:' .. run.fact.lane .. ':' .. run.s.state, run.s.finish, id)

@@ -72,36 +72,25 @@ local function groups_named(name)
 end
 
 -- Queues the runs that the rate of their group has put off: whoever comes to them looks at the rate that holds now.
+-- The last ones first, and no more than there were: those that are put off anew come first.
 local function let_in(group)
-    flush_set(P .. 'late:' .. group.name)
-    for _, member in ipairs(call('ZRANGE', P .. 'late:' .. group.name, 0, -1)) do
-        local run = find(id_of(member))
-        if run.s.held == 'rate' then
-            move(run, 'queued')
-        end
+    local key = P .. 'late:' .. group.name
+    flush_set(key)
+    local late = call('ZCARD', key)
+    if late > 0 then
+        begin_chore('let_in', group.name, { late = late })
     end
 end
 
--- Notes which lanes are paused, and has the workers that serve them leave those, or come back.
-local function pause_lanes()
-    local workers, lanes = call('HGETALL', K.workers), call('HGETALL', K.lanes)
-    local whole = paused_scope('namespace', '')
-    for i = 1, #lanes, 2 do
-        local name, lane = lanes[i], unpacked(lanes[i + 1])
-        local paused = whole or paused_scope('queue', lane.queue) or paused_scope('workflow', lane.workflow)
-        if paused ~= (lane.paused or false) then
-            lane.paused = paused or nil
-            call('HSET', K.lanes, name, pack(lane))
-            for j = 1, #workers, 2 do
-                local number, worker = workers[j], unpacked(workers[j + 1])
-                if paused then
-                    call('SREM', P .. 'served:' .. number, name, name .. '@', name .. '@' .. number)
-                elseif serves(worker, lane) then
-                    serve(number, worker, name)
-                end
-            end
-        end
+function chore_kinds.let_in(name, chore)
+    local key, most = P .. 'late:' .. name, math.min(steps + 1, chore.late)
+    flush_set(key)
+    local members = call('ZREVRANGE', key, 0, most - 1)
+    for _, member in ipairs(members) do
+        move(find(id_of(member)), 'queued')
     end
+    steps, chore.late = steps - #members, chore.late - #members
+    return chore.late <= 0 or #members < most
 end
 
 -- The part of limits that one of several partitions has: rounded up, but for rates, which run out that much slower.
@@ -129,7 +118,7 @@ local function apply(kind, name, old, new, partitions)
         local found = groups_named(name)
         for _, group in ipairs(found) do
             group.most, group.paused = new.running or group.asked, new.paused or nil
-            settle_group(group)
+            settle_group(group, true)
         end
         if old.count ~= new.count or old.period ~= new.period or old.burst ~= new.burst then
             for _, group in ipairs(found) do
@@ -137,7 +126,7 @@ local function apply(kind, name, old, new, partitions)
             end
         end
     elseif (old.paused or false) ~= (new.paused or false) then
-        pause_lanes()
+        begin_chore('lanes', '', { cursor = '0' })
     end
     tell('work')
 end
@@ -158,12 +147,17 @@ end
 
 -- How many runs of each lane run: a list of {queue, workflow, running}.
 local function running_lanes()
-    local found, lanes = {}, call('HGETALL', K.lanes)
-    for i = 1, #lanes, 2 do
-        local running = tonumber(call('HGET', K.counts, 'running:' .. lanes[i]) or 0)
-        if running > 0 then
-            local lane = unpacked(lanes[i + 1])
-            found[#found + 1] = { queue = lane.queue, workflow = lane.workflow, running = running }
+    local found, lanes = {}, call('HKEYS', K.lanes)
+    for first = 1, #lanes, 1000 do
+        local fields = {}
+        for i = first, math.min(first + 999, #lanes) do
+            fields[#fields + 1] = 'running:' .. lanes[i]
+        end
+        for i, running in ipairs(call('HMGET', K.counts, unpack(fields))) do
+            if running then
+                local lane = lane_of(lanes[first + i - 1])
+                found[#found + 1] = { queue = lane.queue, workflow = lane.workflow, running = tonumber(running) }
+            end
         end
     end
     return found
@@ -192,9 +186,10 @@ local function show_scope(kind, name, kept, running)
     return shown
 end
 
--- The reply about one scope: nothing, when nothing was ever set for it.
+-- The reply about one scope: nothing, when nothing was ever set for it; and what is left to be done.
 local function tell_scope(kind, name)
+    local left = chores_left()
     flush()
     local kept = read_scope(kind .. ':' .. name)
-    return pack({ kept and show_scope(kind, name, kept, running_lanes()) })
+    return pack({ left or 0, { kept and show_scope(kind, name, kept, running_lanes()) } })
 end

@@ -46,6 +46,6 @@ local function move(run, state, wake)
     elseif state == 'running' then
         regroup(run, group)
     else
-        leave_group(run, group, was)
+        leave_group(run, group)
     end
 end

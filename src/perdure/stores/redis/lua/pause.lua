@@ -1,4 +1,4 @@
--- uses: core holding seating grouping moving starting limiting
+-- uses: core chores holding seating grouping moving starting serving limiting
 -- flags: allow-oom
 -- Keeps runs of a scope from beginning, or lets them again. Answers what holds.
 

@@ -47,7 +47,7 @@ end)
 -- The first of the runs that have a slot of a group: number and id.
 local holder_in = cached('holder', function(name)
     local first, priority
-    for _, set in ipairs({ 'early:', 'begun:' }) do
+    for _, set in ipairs({ 'early:', 'again:', 'held:', 'stopped:', 'resting:', 'begun:' }) do
         local found = call('ZRANGE', P .. set .. name, 0, 0, 'WITHSCORES')
         local theirs = tonumber(found[2])
         if theirs and (not first or theirs < priority or (theirs == priority and before(found[1], first))) then

@@ -1,12 +1,12 @@
--- uses: core holding seating grouping moving starting ending working
+-- uses: core chores holding seating grouping moving starting ending working
 -- flags: allow-oom
 -- Takes back the runs of incarnations whose lease has ended, or of those with a name, a bounded number of incarnations,
--- and forgets these. Answers how many runs, whether there are more, and whether there are batches that somebody opens,
--- or has left.
+-- and forgets these. Answers how many runs, whether there are more incarnations, whether there are chores, and whether
+-- there are batches that somebody opens, or has left.
 
 local MOST = 8
 
-local dead, taken = {}, 0
+local dead = {}
 if args.numbers then
     -- In a cluster: those that died, in all partitions; in the first one, which says that, if they did (`ended`).
     for _, number in ipairs(args.numbers) do
@@ -27,8 +27,15 @@ else
     dead = call('ZRANGEBYSCORE', K.lease, '-inf', now, 'LIMIT', 0, MOST)
 end
 for i = 1, math.min(#dead, MOST) do
-    taken = taken + take_back(tonumber(dead[i]), args.judged and args.judged[tostring(dead[i])])
+    local number = string.format('%.0f', dead[i])
+    -- One that is dismissed already is being taken back.
+    if args.judged or call('HEXISTS', K.takes, number) == 1 then
+        take_back(number, args.judged and args.judged[number])
+    end
 end
+local runs = taken
 flush()
-local batches_left = call('EXISTS', P .. 'opening') == 1
-return pack({ runs = taken, more = #dead >= MOST, batches = batches_left, numbers = args.numbers and dead or nil })
+return pack({
+    runs = runs, more = #dead > MOST or (not args.name and #dead == MOST), numbers = args.numbers and dead or nil,
+    chores = call('EXISTS', K.chores) == 1, batches = call('EXISTS', P .. 'opening') == 1,
+})

@@ -1,13 +1,8 @@
--- uses: core holding seating grouping moving starting ending working
+-- uses: core chores holding seating grouping moving starting ending working
 -- flags: allow-oom
--- Ends an incarnation in good order: what it owns is queued again and not counted.
+-- Ends an incarnation in good order. Answers what is left to be done.
 
-for _, run in ipairs(owned_runs(args.worker)) do
-    change(run).cut = nil
-    move(run, 'queued')
-    tell('work')
-    tell('status')
-end
-forget(args.worker)
+retire(string.format('%.0f', args.worker))
+local left = chores_left()
 flush()
-return pack(true)
+return pack(left or 0)

@@ -1,4 +1,4 @@
--- uses: core holding seating grouping moving starting ending scheduling
+-- uses: core chores holding seating grouping moving starting ending families scheduling
 -- flags: no-writes
 -- All schedules.
 

@@ -1,6 +1,6 @@
--- uses: core holding seating grouping moving starting ending staging
+-- uses: core chores holding seating grouping moving starting ending staging
 -- Makes a part of the runs of a batch, which wait until it is open; it is there already when this is repeated. Answers as
--- opening it does.
+-- opening it does. With `looks` it only says what would be refused.
 
 local id, answers = args.batch, {}
 local batch = batch_of(id)
@@ -20,6 +20,9 @@ local conflict = conflicting(args.starts)
 if conflict then
     return refuse('conflict', conflict)
 end
+if args.looks then
+    return pack({})
+end
 if not batch then
     batch = new_batch(args.items, args.callback)
     batch.opening = true
@@ -33,7 +36,9 @@ for i, start in ipairs(args.starts) do
         answers[i] = { id = start.id, existed = true, same = true }
     elseif batch.opening then
         local answer, run = begin(start, { key = 'batch:' .. id, what = 'batch', target = id })
-        change(run).opens, run.s.item = begins(start) or 0, args.first + i
+        if run then
+            change(run).opens, run.s.item = begins(start) or 0, args.first + i
+        end
         answers[i] = answer
     else
         answers[i] = { id = start.id, existed = true, same = true } -- It was deleted since.

@@ -1,8 +1,8 @@
 -- Making runs: one after the other, so that each of a batch sees what those before it have made.
 
-local known_lanes, batches
+local batches
 resets[#resets + 1] = function()
-    known_lanes, batches = {}, {}
+    batches = {}
 end
 
 local function paused_scope(kind, name)
@@ -10,30 +10,46 @@ local function paused_scope(kind, name)
     return scope and unpacked(scope).paused or false
 end
 
--- Whether an incarnation claims from a lane, if that is not paused.
-local function serves(worker, lane)
-    local version = lane.version or ''
-    for _, queue in ipairs(worker.queues) do
-        if queue == lane.queue then
-            for _, workflow in ipairs(worker.workflows) do
-                if workflow == lane.workflow then
-                    if version == '' then
-                        return true
-                    end
-                    for _, known in ipairs(worker.versions[workflow] or {}) do
-                        if known == version then
-                            return true
-                        end
-                    end
-                end
-            end
+local all_workers, serves, serve, know_lane
+
+do
+local known_lanes
+local rosters -- the workers, by number
+resets[#resets + 1] = function()
+    known_lanes, rosters = {}, nil
+end
+
+local function set_of(list)
+    local set = {}
+    for _, each in ipairs(list or {}) do
+        set[each] = true
+    end
+    return set
+end
+
+-- All incarnations, by number, with what they serve as sets.
+function all_workers()
+    if not rosters then
+        rosters = {}
+        local workers = call('HGETALL', K.workers)
+        for i = 1, #workers, 2 do
+            local worker = unpacked(workers[i + 1])
+            worker.queues, worker.workflows = set_of(worker.queues), set_of(worker.workflows)
+            rosters[workers[i]] = worker
         end
     end
-    return false
+    return rosters
+end
+
+-- Whether one of these claims from a lane, if that is not paused.
+function serves(worker, lane)
+    local version = lane.version or ''
+    return worker.queues[lane.queue] and worker.workflows[lane.workflow]
+        and (version == '' or set_of(worker.versions[lane.workflow])[version]) or false
 end
 
 -- Ties an incarnation to a lane: its ready set, and those of sessions, if it takes any.
-local function serve(number, worker, name)
+function serve(number, worker, name)
     call('SADD', P .. 'served:' .. number, name)
     if worker.sessions > 0 then
         call('SADD', P .. 'served:' .. number, name .. '@', name .. '@' .. number)
@@ -41,7 +57,7 @@ local function serve(number, worker, name)
 end
 
 -- Makes the lane of a run if it is new, and ties the workers to it that serve it.
-local function know_lane(fact)
+function know_lane(fact)
     if known_lanes[fact.lane] then
         return
     end
@@ -54,14 +70,13 @@ local function know_lane(fact)
         or paused_scope('workflow', fact.workflow) or nil
     call('HSET', K.lanes, fact.lane, pack(lane))
     if not lane.paused then
-        local workers = call('HGETALL', K.workers)
-        for i = 1, #workers, 2 do
-            local worker = unpacked(workers[i + 1])
+        for number, worker in pairs(all_workers()) do
             if serves(worker, lane) then
-                serve(workers[i], worker, fact.lane)
+                serve(number, worker, fact.lane)
             end
         end
     end
+end
 end
 
 -- When a start is due, if that is later, and its deadline.
@@ -191,6 +206,9 @@ local function replace(run, start)
     keep(run, 'i', start.input)
     s.size = s.size + #start.input - #input
     set_deadline(run, deadline)
+    if s.opens then
+        s.opens = due or 0
+    end
     if s.state == 'waiting' or (s.held == 'rate' and (due or 0) <= s.wake) then
         return
     end

@@ -1,9 +1,11 @@
--- uses: core holding seating grouping moving starting ending working
--- In a cluster: what decides which of the runs of incarnations are blamed that died. Answers a list of {number, most
--- crashes, how many have so many, the last claim of these}.
+-- uses: core chores holding seating grouping moving starting ending working
+-- flags: no-writes
+-- In a cluster: what decides which of the runs of incarnations are blamed that died. Asked for with what was answered
+-- before, by number, until all cursors are "0"; they begin as "".
 
-local found = {}
-for i, number in ipairs(args.numbers) do
-    found[i] = { number, suspicion(owned_runs(string.format('%.0f', number))) }
+for number, judged in pairs(args) do
+    if judged.cursor ~= '0' and steps > 0 then
+        suspect(number, judged)
+    end
 end
-return pack(found)
+return pack(args)
