@@ -26,13 +26,14 @@ from conformance.kit import (
     watch,
     worker,
 )
-from perdure.errors import IdConflict, InvalidInput, RunNotFound, StoreError, StoreUrlError
+from perdure.errors import IdConflict, InvalidInput, RunNotFound, StoreError, StoreUnavailable, StoreUrlError
 from perdure.model import Fire, Limits, Rate, Retention, RunQuery, Schedule, Started, State, Unique
 from perdure.stores import open_store
 from perdure.stores.base import Claim, Existed, To, Topic
 from perdure.stores.redis import ClusterStore
 from perdure.stores.redis import limits as single
 from perdure.stores.redis.cluster import waits
+from perdure.stores.redis.url import parse_url
 from servers.redis import cluster_url, redis_url, shared_cluster
 
 PARTITIONS = 8
@@ -184,6 +185,33 @@ async def test_ties_that_lie_apart_are_refused_and_braces_bring_them_together(st
         await store.enqueue([start("r", group=one, unique=Unique(other))])
     made = start("{c3}r", group="g{c3}", unique=Unique("k{c3}"), session="{c3}")
     assert await store.enqueue([made]) == [Started("{c3}r", False, True)]
+
+
+async def test_where_a_partition_is_full_clients_start_nothing_and_runs_do(
+    store: ClusterStore, make_store: MakeStore, ada: Worker, clock: ManualClock, url: str
+) -> None:
+    """A child lies with its parent, and its place is kept at the home of its id, which is full."""
+    parent, child, there = apart(store, "p", "c", "t")
+    await store.enqueue([start(parent), start(there)])
+    claims = {claim.id: claim for claim in await everything(ada)}
+    full = shared_cluster().owner(parse_url(url).prefixes[store._parts.home(child)])
+    full.run("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(StoreUnavailable, match="is full"):
+            await store.enqueue([start(child)])
+        with pytest.raises(StoreUnavailable, match="is full"):
+            await store.enqueue([start(child, group=parent)])
+        reply = await ada.save(claims[parent], checkpoint("a"), starts=start(child))
+        assert (reply.existed, reply.refused) == ([], [])
+        reply = await ada.save(claims[there], checkpoint("a"), starts=start(child))
+        assert [(each.id, each.same) for each in reply.existed] == [(child, True)]
+        bob = await worker(await make_store())
+        clock.advance(ms=LEASE + 1)
+        assert bob.renew()
+        assert await store.reclaim() == 2
+        assert sorted(claim.id for claim in await everything(bob)) == sorted([parent, there, child])
+    finally:
+        full.run("CONFIG", "SET", "maxmemory", 0)
 
 
 # --- limits
@@ -432,6 +460,18 @@ async def test_who_is_to_blame_is_decided_for_all_partitions_together(
     assert {run.state for run in await store.runs(RunQuery())} <= {State.QUEUED, State.SCHEDULED}
     assert await store.workers() == []
     assert (await ada.exchange()).gone
+
+
+async def test_a_worker_owns_no_more_sessions_than_it_wants_in_all_partitions(store: ClusterStore) -> None:
+    ada, bob = await worker(store, sessions=3), await worker(store, sessions=20)
+    await store.enqueue([start(f"{n}{k}", session=f"s{n}") for n in range(12) for k in "ab"])
+    claims = await everything(ada)
+    assert {*Counter(claim.session for claim in claims).values()} == {2}
+    assert len({claim.session for claim in claims}) == 3
+    assert len(await everything(bob)) == 18
+    for claim in claims:
+        await ada.settle(claim)
+    assert await everything(ada) == []
 
 
 async def test_a_partition_that_took_a_worker_for_dead_takes_it_again(store: ClusterStore, ada: Worker) -> None:

@@ -183,7 +183,7 @@ class Exchanger:
             starts.update({start.id: start for start in fire.starts})
         if not starts:
             return
-        placing = Placing(self._places, [(start, partition) for start in starts.values()])
+        placing = Placing(self._places, [(start, partition) for start in starts.values()], of_runs=True)
         await placing.begin()
         plan.placing[partition] = placing
         await self._leave_out(partition, items["saves"], items["fires"], placing, plan)

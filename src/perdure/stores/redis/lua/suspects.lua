@@ -1,4 +1,5 @@
 -- uses: core holding seating grouping moving starting ending working
+-- flags: no-writes
 -- In a cluster: what decides which of the runs of incarnations are blamed that died. Answers a list of {number, most
 -- crashes, how many have so many, the last claim of these}.
 
