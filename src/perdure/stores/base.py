@@ -152,7 +152,8 @@ class Exchange(Struct, omit_defaults=True):
 
     `serial` counts the exchanges of an incarnation. A repeated one (`repeated`, after an error that leaves open
     whether it took effect) bears the serial of the first and gets the same claims.
-    Tokens of the claims are `(worker << 40) + (serial << 8) + n`: unique without asking the store for a number.
+    Tokens of the claims are `(worker << 40) + (serial << 8) + n`: unique without asking the store for a number. (A
+    store with partitions counts serials for each of them, in the same 32 bits.)
     """
 
     worker: int
