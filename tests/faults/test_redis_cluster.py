@@ -62,18 +62,20 @@ async def all_right(world: World, runs: list[str]) -> None:
     assert world.log.ran_after_kept() == []
 
 
+@pytest.mark.parametrize("partition", [0, 1], ids=["that of the first partition", "another"])
 async def test_nothing_is_lost_when_a_node_fails_and_its_replica_takes_over(
-    make_world: MakeWorld, replicated: Cluster
+    make_world: MakeWorld, replicated: Cluster, partition: int
 ) -> None:
+    """The first partition also says which workers live."""
     url = f"{replicated.url}?partitions={PARTITIONS}&durability=replicated&replicas=1&wait_timeout=1000"
     world = make_world(url)
     for _ in range(2):
         await world.serving(lease=10, concurrency=12)
     runs = await world.flows.journey.start_many(range(RUNS))
     await begun(world, 0.2)
-    lost = replicated.owner(parse_url(url).prefixes[1])
+    key = parse_url(url).prefixes[partition]
+    lost = replicated.owner(key)
     lost.kill9()
-    key = parse_url(url).prefixes[1]
     await until(lambda: replicated.owner(key) is not lost, "the replica has taken over")
     lost.start()  # It comes back as the replica: without one nothing is as durable as the URL asks for.
     await until(lambda: answers(world), "the store answers")
