@@ -271,6 +271,10 @@ class Exchanged(Struct):
     """The store does not know this incarnation: it was declared dead, or retired. It owns nothing and got nothing."""
     existed: list[Existed] = []
     """Children of `saves` that were there already."""
+    unsaid: list[int] = []
+    """Tokens of which a part of the store that can't be reached did not take, or may not have taken, what was said
+    (saves, progress, settles): it is to be said again, all of it, with an exchange to come. What was done is not done
+    twice. Stores that have no parts never say so."""
 
 
 class Registration(Struct, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -24,6 +24,7 @@ from conformance.kit import (
     settle,
     start,
     watch,
+    with_token,
     worker,
 )
 from perdure.errors import IdConflict, InvalidInput, RunNotFound, StoreError, StoreUnavailable, StoreUrlError
@@ -387,6 +388,116 @@ async def test_a_run_that_goes_on_sees_the_end_of_another(store: ClusterStore, a
     await ada.settle(claims[target], body="7")
     [seen] = (await ada.exchange(watches=[watch(claims[waiter], for_run(target))])).seen
     assert (seen.ref, seen.ended and seen.ended.body) == (claims[waiter].ref, "7")
+
+
+async def test_a_watch_for_a_run_elsewhere_takes_no_other_run_away(store: ClusterStore, ada: Worker) -> None:
+    waiter, target = apart(store, "w", "t")
+    beside = f"beside {{{waiter}}}"
+    await store.enqueue([start(waiter), start(beside), start(target)])
+    claims = {claim.id: claim for claim in await everything(ada)}
+    await ada.exchange(watches=[watch(claims[waiter], for_run(target))])
+    assert (await ada.settle(claims[beside], body="1")).refused == []
+    stale = with_token(claims[waiter], claims[waiter].token + 1)
+    assert (await ada.exchange(watches=[watch(stale, for_run(target))])).refused == [stale.token]
+
+
+# --- partitions that can't be reached
+
+
+class Outage:
+    """A partition that does not answer."""
+
+    def __init__(self, store: ClusterStore, partition: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.back = asyncio.Event()
+        self._store = store
+        self._partition = partition
+        self._answered = False
+        session = store._parts.sessions[partition]
+        call = session.call
+
+        async def fail(name: str, args: object = None, **options: Any) -> Any:
+            if self.lasts:
+                if self._answered and name == "exchange":
+                    await call(name, args, **options)  # And the answer is lost.
+                raise StoreUnavailable("nobody there")
+            return await call(name, args, **options)
+
+        self.lasts = True
+        monkeypatch.setattr(session, "call", fail)
+
+    def lose_answers(self) -> None:
+        self._answered = True
+
+    async def end(self) -> None:
+        """Returns when the store has noticed."""
+        self.lasts = False
+        async with asyncio.timeout(PATIENCE):
+            while self._store._parts.reach.out():
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["answers are lost", "nothing is done"])
+async def test_what_a_lost_partition_was_told_is_told_again_and_others_go_on(
+    store: ClusterStore, ada: Worker, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    lost, fine, other = apart(store, "l", "f", "o")
+    await store.enqueue([start(lost), start(fine), start(other)])
+    claims = {claim.id: claim for claim in await everything(ada)}
+    gone, here, there = claims[lost], claims[fine], claims[other]
+    outage = Outage(store, partition(gone), monkeypatch)
+    if answers:
+        outage.lose_answers()
+    saves, settles = [save(each, checkpoint("k")) for each in (gone, here)], [settle(gone, body="1")]
+    for _ in range(3):
+        reply = await ada.exchange(saves=saves, settles=settles)
+        assert (reply.unsaid, reply.refused, reply.more) == ([gone.token], [], False)
+    # A child whose id is at home there, and a wait for a run that is there, have to wait; all else goes on.
+    child = save(here, checkpoint("c"), starts=start(f"{{{lost}}}/c"))
+    reply = await ada.exchange(saves=[child], settles=[settle(there, To.PARK, waits=[for_run(lost)])])
+    assert reply.unsaid == sorted([here.token, there.token])
+    reply = await ada.exchange(
+        watches=[watch(here, for_run(lost))], owned=[(each.ref, each.token) for each in claims.values()]
+    )
+    assert (reply.seen, reply.unsaid, reply.refused) == ([], [], [])
+    assert [kept.key for kept in await store.history(fine)] == ["k"]
+    await store.enqueue([start(f"{n}{{{fine}}}") for n in range(5)])
+    assert len(await everything(ada)) == 5
+    await outage.end()
+    reply = await ada.exchange(saves=[*saves, child], settles=[*settles, settle(there, body="2")])
+    assert (reply.unsaid, reply.refused, reply.existed) == ([], [], [])
+    assert [(kept.key, kept.position) for kept in await store.history(lost)] == [("k", 1)]
+    assert (await record(store, lost)).body == "1"
+    assert [each.id for each in await store.runs(RunQuery(parent=fine))] == [f"{{{lost}}}/c"]
+
+
+async def test_what_was_claimed_of_a_lost_partition_is_heard_of_when_it_answers(
+    store: ClusterStore, ada: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, fine = apart(store, "l", "f")
+    await everything(ada)
+    await store.enqueue([start(lost), start(fine)])
+    outage = Outage(store, store._parts.home(lost), monkeypatch)
+    outage.lose_answers()
+    assert [claim.id for claim in await ada.claim(20)] == [fine]
+    assert await ada.claim(20) == []
+    await outage.end()
+    [heard] = await everything(ada)
+    assert (heard.id, (await record(store, lost)).attempt) == (lost, 1)
+    assert (await ada.settle(heard, body="1")).refused == []
+
+
+async def test_an_exchange_that_nobody_answers_fails(
+    store: ClusterStore, ada: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outages = [Outage(store, each, monkeypatch) for each in range(PARTITIONS)]
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="nobody there"):
+            await ada.claim()
+    for outage in outages:
+        await outage.end()
+    await store.enqueue([start("r")])
+    [claim] = (await ada.repeat()).claims or await ada.claim()
+    assert claim.id == "r"
 
 
 # --- lists

@@ -77,6 +77,16 @@ class Places:
         await self.parts.some(homes, look)
         return found
 
+    async def in_reach(self, run_ids: Iterable[str]) -> dict[str, int]:
+        """The partitions of those runs of which this can be found out, and which can be reached."""
+        out = self.parts.reach.out()
+        near = [each for each in run_ids if each in self._known or self.parts.home(each) not in out]
+        try:
+            found = await self.locate(near)
+        except StoreUnavailable:
+            found = {run_id: self._known[run_id] for run_id in near if run_id in self._known}
+        return {run_id: partition for run_id, partition in found.items() if partition not in out}
+
     async def at(
         self, run_id: str, do: Callable[[Session], Awaitable[T]], absent: Callable[[T], bool] = lambda _: False
     ) -> T:
