@@ -51,6 +51,12 @@ EVERYTHING = Scope(ScopeKind.NAMESPACE)
 _ids = itertools.count(1)
 
 
+def number_anew() -> None:
+    """Names that a test leaves open are the same whatever ran before it: partitions depend on them."""
+    global _ids
+    _ids = itertools.count(1)
+
+
 class ManualClock:
     """The clock of a store under test: it moves when a test says so."""
 
@@ -315,6 +321,13 @@ async def all_runs(store: Store) -> list[RunRecord]:
     return await store.runs(RunQuery(limit=10_000, oldest_first=True))
 
 
+async def enqueue_one_by_one(store: Store, clock: ManualClock, starts: Sequence[Start]) -> None:
+    """Makes runs, each in a millisecond of its own."""
+    for each in starts:
+        clock.advance(ms=1)
+        await store.enqueue([each])
+
+
 async def drain(worker: Worker) -> list[Claim]:
     """Claims until nothing more is ready for the worker, in as many exchanges as that takes."""
     claims: list[Claim] = []
@@ -328,3 +341,9 @@ async def drain(worker: Worker) -> list[Claim]:
 
 def ids(claims: Sequence[Claim]) -> list[str]:
     return [claim.id for claim in claims]
+
+
+def named(claims: Sequence[Claim], *names: str) -> list[Claim]:
+    """The claims of these runs, and of no others, in this order, where that of the claims is of no matter."""
+    assert sorted(ids(claims)) == sorted(names)
+    return sorted(claims, key=lambda claim: names.index(claim.id))

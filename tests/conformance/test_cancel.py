@@ -15,6 +15,7 @@ from conformance.kit import (
     ids,
     keys,
     message,
+    named,
     record,
     start,
 )
@@ -166,10 +167,10 @@ async def test_descendants_follow(store: Store, ada: Worker, clock: ManualClock)
             start("parked", parent="root"),
             start("queued", parent="parked"),
             start("scheduled", parent="queued", delay=DAY),
-            start("unrelated"),
         ]
     )
-    root, running, parked = await ada.claim(3)
+    root, running, parked = named(await ada.claim(3), "root", "running", "parked")
+    await store.enqueue([start("unrelated")])
     await ada.park(parked, for_run("queued"))
     await ada.park(root, for_run("parked"))
     assert await store.cancel("root", "not wanted") == State.CANCELLED

@@ -49,6 +49,7 @@ async def test_nothing_ready_is_nothing_claimed(ada: Worker, clock: ManualClock)
     assert (reply.refused, reply.cancelled, reply.seen, reply.now) == ([], [], [], clock.now())
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_a_lower_priority_number_is_first_and_then_the_order_of_enqueueing(store: Store, ada: Worker) -> None:
     priorities = [5, 0, -1, 0, 5, -1_000_000, 2**31 - 1, -(2**31)]
     await store.enqueue([start(f"{n}:{priority}", priority=priority) for n, priority in enumerate(priorities)])
@@ -57,6 +58,7 @@ async def test_a_lower_priority_number_is_first_and_then_the_order_of_enqueueing
     assert ids(claims) == [f"{n}:{priorities[n]}" for n in expected]
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_order_holds_across_exchanges_of_any_size(store: Store, ada: Worker) -> None:
     rng = random.Random(7)
     starts = [start(priority=rng.randint(-2, 2)) for _ in range(200)]
@@ -67,6 +69,7 @@ async def test_order_holds_across_exchanges_of_any_size(store: Store, ada: Worke
     assert claimed == [each.id for each in sorted(starts, key=lambda each: each.priority)]
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_order_holds_across_the_workflows_of_a_queue(store: Store, ada: Worker) -> None:
     await store.enqueue([start(f"r{n}", workflow=SHIP if n % 3 else BILL, priority=n // 10) for n in range(40)])
     assert ids(await drain(ada)) == [f"r{n}" for n in range(40)]
@@ -101,6 +104,7 @@ async def test_a_workflow_that_nobody_served_runs_when_a_worker_for_it_comes(sto
     assert ids(await newcomer.claim()) == ["r"]
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_no_more_is_claimed_than_there_are_slots(store: Store, ada: Worker) -> None:
     await store.enqueue([start(f"r{n}") for n in range(5)])
     assert (await ada.exchange(slots=0)).claims == []
@@ -118,6 +122,7 @@ async def test_one_exchange_claims_up_to_the_limit(store: Store, ada: Worker) ->
     assert (len(reply.claims), reply.more) == (CLAIM_LIMIT, False)
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_one_exchange_brings_a_bounded_number_of_bytes(store: Store, ada: Worker) -> None:
     third = '"' + "x" * (CLAIM_BYTES // 3) + '"'
     await store.enqueue([start(f"r{n}", input=third) for n in range(5)])
@@ -141,6 +146,7 @@ async def test_a_run_that_is_over_the_bound_alone_is_brought_alone(store: Store,
     assert ids(await ada.claim(10)) == ["small"]
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_what_does_not_fit_is_not_overtaken(store: Store, ada: Worker) -> None:
     await store.enqueue([start("first"), start("big", input='"' + "x" * CLAIM_BYTES + '"'), start("third")])
     reply = await ada.exchange(slots=10)
@@ -148,6 +154,7 @@ async def test_what_does_not_fit_is_not_overtaken(store: Store, ada: Worker) -> 
     assert ids(await drain(ada)) == ["big", "third"]
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_checkpoints_count_towards_the_bound_in_bytes(store: Store, ada: Worker) -> None:
     await store.enqueue([start(f"r{n}") for n in range(3)])
     half = '"' + "é" * (CLAIM_BYTES // 4) + '"'
@@ -160,6 +167,7 @@ async def test_checkpoints_count_towards_the_bound_in_bytes(store: Store, ada: W
         assert reply.claims[0].checkpoints[0].body == half
 
 
+@pytest.mark.one_partition("the serial in a token, which tells partitions apart")
 async def test_tokens_are_made_of_the_worker_and_the_serial(store: Store, ada: Worker) -> None:
     await store.enqueue([start() for _ in range(150)])
     tokens: list[int] = []

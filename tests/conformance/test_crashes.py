@@ -10,6 +10,7 @@ from conformance.kit import (
     Worker,
     for_run,
     ids,
+    named,
     record,
     start,
     worker,
@@ -76,8 +77,8 @@ async def test_a_run_that_ends_its_worker_too_often_fails(store: Store, clock: M
 
 
 async def test_a_run_that_may_not_crash_at_all_fails_at_the_first(store: Store, ada: Worker, bob: Worker) -> None:
-    await store.enqueue([start("r", max_crashes=1), start("parent")])
-    _, parent = await ada.claim(2)
+    await store.enqueue([start("parent"), start("r", parent="parent", max_crashes=1)])
+    parent, _ = named(await ada.claim(2), "parent", "r")
     await ada.park(parent, for_run("r"))
     await store.bury(ada.name)
     claim = await bob.claim_one()
@@ -89,7 +90,7 @@ async def test_the_blame_goes_to_those_that_crashed_most(store: Store, ada: Work
     await ada.claim_one()
     await store.bury(ada.name)
     await store.enqueue([start("good"), start("fine")])
-    assert ids(await bob.claim()) == ["bad", "good", "fine"]
+    named(await bob.claim(), "bad", "good", "fine")
     await store.bury(bob.name)
     runs = [await record(store, run_id) for run_id in ("bad", "good", "fine")]
     assert [(run.crashes, run.attempt) for run in runs] == [(2, 3), (0, 2), (0, 2)]

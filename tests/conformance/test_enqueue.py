@@ -138,6 +138,7 @@ async def test_nothing_to_start_is_fine(store: Store) -> None:
     assert await store.enqueue([]) == []
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_runs_keep_the_order_in_which_they_were_given(store: Store, ada: Worker) -> None:
     names = [f"r{(n * 7919) % 1000}" for n in range(1000)]
     await store.enqueue([start(name) for name in names[:500]])
@@ -217,6 +218,7 @@ async def test_a_run_may_be_started_for_a_given_time(store: Store, ada: Worker, 
 
 
 @pytest.mark.parametrize("past", [0, 1, DAY])
+@pytest.mark.one_partition("the order within a queue")
 async def test_a_time_that_has_come_is_no_delay(store: Store, ada: Worker, clock: ManualClock, past: int) -> None:
     await store.enqueue([start("at", at=clock.now() - past), start("delay", delay=0)])
     assert ids(await ada.claim()) == ["at", "delay"]

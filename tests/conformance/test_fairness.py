@@ -13,6 +13,7 @@ pytestmark = pytest.mark.anyio
 BACKLOG = 20_000
 
 
+@pytest.mark.one_partition("the turns of groups, and runs without one, within a queue")
 async def test_a_group_with_a_backlog_starves_nobody(store: Store) -> None:
     """The last run of fifty small groups begins within 2 % of the time that all of it takes.
 
@@ -76,6 +77,7 @@ async def fill(store: Store, limited: bool, **queues: int) -> None:
 
 
 @limited
+@pytest.mark.one_partition("the turns of queues")
 async def test_queues_take_turns(store: Store, limited: bool) -> None:
     await fill(store, limited, b=2, a=4, c=3)
     one = await worker(store, queues=["c", "b", "a"])
@@ -84,6 +86,7 @@ async def test_queues_take_turns(store: Store, limited: bool) -> None:
 
 @limited
 @pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.one_partition("the turns of queues")
 async def test_turns_go_on_from_claim_to_claim(store: Store, limited: bool, slots: int) -> None:
     await fill(store, limited, b=2, a=4, c=3)
     one = await worker(store, queues=["a", "b", "c"])
@@ -95,6 +98,7 @@ async def test_turns_go_on_from_claim_to_claim(store: Store, limited: bool, slot
 
 
 @limited
+@pytest.mark.one_partition("the turns of queues")
 async def test_a_queue_that_comes_later_has_its_turn_next(store: Store, limited: bool) -> None:
     await fill(store, limited, b=9)
     one = await worker(store, queues=["a", "b", "c"])
@@ -104,12 +108,14 @@ async def test_a_queue_that_comes_later_has_its_turn_next(store: Store, limited:
 
 
 @limited
+@pytest.mark.one_partition("the turns of queues")
 async def test_priority_counts_within_a_queue(store: Store, limited: bool, ada: Worker) -> None:
     await fill(store, limited, default=2, urgent=2)
     await store.enqueue([start("first", queue=URGENT, priority=-9)])
     assert ids(await ada.claim(9)) == ["default0", "first", "default1", "urgent0", "urgent1"]
 
 
+@pytest.mark.one_partition("the turns of queues")
 async def test_a_full_queue_misses_its_turns(store: Store, ada: Worker) -> None:
     await store.set_limits(of_queue(DEFAULT), Limits(1), "ada")
     await fill(store, False, default=3, urgent=3)
@@ -117,6 +123,7 @@ async def test_a_full_queue_misses_its_turns(store: Store, ada: Worker) -> None:
 
 
 @limited
+@pytest.mark.one_partition("the turns of queues")
 async def test_a_noisy_queue_delays_no_other_beyond_its_share(store: Store, limited: bool, ada: Worker) -> None:
     for n in range(0, BACKLOG, 2000):
         await store.enqueue([start(f"noise{n + k}", queue=DEFAULT) for k in range(2000)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.kit import Worker, all_runs, record, start
+from conformance.kit import ManualClock, Worker, all_runs, enqueue_one_by_one, record, start
 from perdure.errors import InvalidInput, RunNotFound
 from perdure.model import MOST_LABELS, RunQuery, State
 from perdure.stores.base import Store
@@ -73,8 +73,10 @@ async def test_all_labels_of_a_query_must_be_there(store: Store) -> None:
 
 
 @pytest.mark.parametrize("oldest_first", [False, True])
-async def test_pages_stay_while_runs_come_and_change(store: Store, ada: Worker, oldest_first: bool) -> None:
-    await store.enqueue([start(f"r{n}", labels={"x": str(n % 2)}) for n in range(40)])
+async def test_pages_stay_while_runs_come_and_change(
+    store: Store, ada: Worker, clock: ManualClock, oldest_first: bool
+) -> None:
+    await enqueue_one_by_one(store, clock, [start(f"r{n}", labels={"x": str(n % 2)}) for n in range(40)])
     expected = [f"r{n}" for n in range(1, 40, 2)]
     seen: list[str] = []
     after = None
@@ -87,7 +89,7 @@ async def test_pages_stay_while_runs_come_and_change(store: Store, ada: Worker, 
         seen += [run.id for run in page]
         after = page[-1].position
         if number < 48:  # new ones come, and old ones move on
-            await store.enqueue([start(f"r{number}", labels={"x": "1"})])
+            await enqueue_one_by_one(store, clock, [start(f"r{number}", labels={"x": "1"})])
             await ada.settle(await ada.claim_one())
             number += 1
     new = [f"r{n}" for n in range(40, number)] if oldest_first else []

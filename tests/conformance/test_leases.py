@@ -265,6 +265,7 @@ async def test_a_worker_that_starts_again_under_its_name_is_another_incarnation(
     assert (await again.settle(claim, body="1")).refused == []
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_a_reclaimed_run_keeps_its_place(store: Store, ada: Worker, bob: Worker) -> None:
     await store.enqueue([start("low", priority=5), start("first"), start("second")])
     assert ids(await ada.claim(1)) == ["first"]
@@ -273,6 +274,7 @@ async def test_a_reclaimed_run_keeps_its_place(store: Store, ada: Worker, bob: W
     assert ids(await bob.claim()) == ["urgent", "first", "second", "third", "low"]
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_fresh_work_does_not_starve_what_was_reclaimed(store: Store, ada: Worker, bob: Worker) -> None:
     await store.enqueue([start(f"old{n}") for n in range(5)])
     await ada.claim(5)
@@ -281,6 +283,7 @@ async def test_fresh_work_does_not_starve_what_was_reclaimed(store: Store, ada: 
     assert ids(await bob.claim(5)) == [f"old{n}" for n in range(5)]
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_what_was_reclaimed_does_not_starve_fresh_work(store: Store, ada: Worker, bob: Worker) -> None:
     await store.enqueue([start(priority=1) for _ in range(60)])
     await ada.claim()

@@ -37,6 +37,7 @@ async def fill(store: Store, count: int = 10, **more: str) -> None:
     await store.enqueue([start(f"{'/'.join(more.values())}{n}", **more) for n in range(count)])  # type: ignore[arg-type]
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_no_more_of_a_queue_run_than_its_limit(store: Store, ada: Worker, bob: Worker) -> None:
     await store.set_limits(of_queue(), Limits(running=3), "ada")
     await fill(store)
@@ -49,6 +50,7 @@ async def test_no_more_of_a_queue_run_than_its_limit(store: Store, ada: Worker, 
     )
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_runs_over_the_limit_are_not_more(store: Store, ada: Worker) -> None:
     await store.set_limits(of_queue(), Limits(running=3), "ada")
     await fill(store)
@@ -57,6 +59,7 @@ async def test_runs_over_the_limit_are_not_more(store: Store, ada: Worker) -> No
     assert (await record(store, "3")).held == "queue default is at its limit of 3"
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_what_settles_makes_room_at_once(store: Store, ada: Worker) -> None:
     await store.set_limits(of_queue(), Limits(running=2), "ada")
     await fill(store)
@@ -65,6 +68,7 @@ async def test_what_settles_makes_room_at_once(store: Store, ada: Worker) -> Non
     assert (ids(reply.claims), reply.more) == (["2", "3"], False)
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_a_full_scope_holds_up_no_other(store: Store, ada: Worker) -> None:
     await store.set_limits(of_workflow(SHIP), Limits(running=1), "ada")
     await fill(store, workflow=SHIP)
@@ -73,6 +77,7 @@ async def test_a_full_scope_holds_up_no_other(store: Store, ada: Worker) -> None
     assert (await record(store, "ship1")).held == "workflow ship is at its limit of 1"
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_all_limits_hold_together(store: Store, ada: Worker) -> None:
     await store.set_limits(EVERYTHING, Limits(running=4), "ada")
     await store.set_limits(of_queue(), Limits(running=3), "ada")
@@ -87,6 +92,7 @@ async def test_all_limits_hold_together(store: Store, ada: Worker) -> None:
     assert (await record(store, "ship4")).held == "the whole store is at its limit of 4"
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_what_waits_counts_against_nothing(store: Store, ada: Worker) -> None:
     await store.set_limits(of_queue(), Limits(running=1), "ada")
     await fill(store, 2)
@@ -100,6 +106,7 @@ async def test_what_waits_counts_against_nothing(store: Store, ada: Worker) -> N
 
 
 @pytest.mark.parametrize("to", [To.RETRY, To.RELEASE, To.CONTINUE])
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_what_comes_again_has_no_way_around_a_limit(store: Store, ada: Worker, bob: Worker, to: To) -> None:
     await store.set_limits(of_queue(), Limits(running=1), "ada")
     await fill(store, 2)
@@ -108,6 +115,7 @@ async def test_what_comes_again_has_no_way_around_a_limit(store: Store, ada: Wor
     assert await bob.claim() == []
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_the_share_of_a_dead_worker_is_free_when_it_is_found(
     store: Store, ada: Worker, bob: Worker, clock: ManualClock
 ) -> None:
@@ -121,6 +129,7 @@ async def test_the_share_of_a_dead_worker_is_free_when_it_is_found(
     assert ids(await bob.claim()) == ["0", "1"]
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_limits_change_while_runs_run(store: Store, ada: Worker) -> None:
     await fill(store)
     first = await ada.claim(4)
@@ -133,6 +142,7 @@ async def test_limits_change_while_runs_run(store: Store, ada: Worker) -> None:
     assert len(await ada.claim()) == 5
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_a_repeated_claim_does_not_go_over_a_limit(store: Store, ada: Worker) -> None:
     await store.set_limits(of_queue(), Limits(running=2), "ada")
     await fill(store)
@@ -141,6 +151,7 @@ async def test_a_repeated_claim_does_not_go_over_a_limit(store: Store, ada: Work
     assert (ids(reply.claims), reply.more) == (ids(first), False)
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_a_limit_reaches_over_all_versions(store: Store) -> None:
     both = await worker(store, versions={SHIP: ["1", "2"]})
     await store.set_limits(of_workflow(SHIP), Limits(running=2), "ada")
@@ -148,6 +159,7 @@ async def test_a_limit_reaches_over_all_versions(store: Store) -> None:
     assert len(await both.claim()) == 2
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_order_holds_within_a_limit(store: Store, ada: Worker) -> None:
     await store.set_limits(of_queue(), Limits(running=1), "ada")
     await store.enqueue([start(f"{p}:{n}", priority=p, workflow=w) for n, (p, w) in enumerate(PRIORITIES)])
@@ -161,6 +173,7 @@ async def test_order_holds_within_a_limit(store: Store, ada: Worker) -> None:
 PRIORITIES = [(2, SHIP), (0, BILL), (1, SHIP), (0, SHIP), (-1, BILL), (2, BILL)]
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_a_settle_that_makes_room_wakes_other_workers(store: Store, ada: Worker) -> None:
     await store.set_limits(of_queue(), Limits(running=1), "ada")
     await fill(store, 2)
@@ -209,6 +222,7 @@ async def test_a_pause_does_not_keep_code_from_declaring_limits(store: Store) ->
     assert (record.limits.running, record.paused) == (3, True)
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_limits_say_how_much_is_used(store: Store, ada: Worker) -> None:
     for scope in (EVERYTHING, of_queue(), of_workflow(SHIP), of_group("g"), of_queue(URGENT)):
         await store.set_limits(scope, Limits(running=5), "ada")
@@ -250,6 +264,7 @@ async def test_scopes_that_can_not_be_are_refused(store: Store, scope: Scope) ->
 # --- many at once
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_a_limit_holds_for_many_workers_while_it_changes(store: Store) -> None:
     """Whatever the interleaving, no more are running than the highest limit that ever held."""
     await store.set_limits(of_queue(), Limits(running=4), "ada")

@@ -14,6 +14,7 @@ from conformance.kit import (
     URGENT,
     ManualClock,
     Worker,
+    enqueue_one_by_one,
     for_signal,
     of_workflow,
     record,
@@ -63,8 +64,8 @@ async def test_a_list_shows_what_a_look_at_each_run_shows(store: Store, ada: Wor
     assert runs == [await record(store, run.id) for run in runs]
 
 
-async def test_the_newest_run_is_first_or_last(store: Store) -> None:
-    await store.enqueue([start(f"r{n}") for n in range(5)])
+async def test_the_newest_run_is_first_or_last(store: Store, clock: ManualClock) -> None:
+    await enqueue_one_by_one(store, clock, [start(f"r{n}") for n in range(5)])
     assert await listed(store, RunQuery()) == ["r4", "r3", "r2", "r1", "r0"]
     assert await listed(store, RunQuery(oldest_first=True)) == ["r0", "r1", "r2", "r3", "r4"]
     assert await listed(store, RunQuery(limit=2)) == ["r4", "r3"]
@@ -94,15 +95,15 @@ async def test_a_list_is_filtered_by_workflow_queue_and_parent(store: Store) -> 
 
 
 @pytest.mark.parametrize("oldest_first", [True, False])
-async def test_pages_show_each_run_once(store: Store, oldest_first: bool) -> None:
+async def test_pages_show_each_run_once(store: Store, clock: ManualClock, oldest_first: bool) -> None:
     names = [f"r{n}" for n in range(95)]
-    await store.enqueue([start(name) for name in names])
+    await enqueue_one_by_one(store, clock, [start(name) for name in names])
     seen = await pages(store, RunQuery(limit=10, oldest_first=oldest_first))
     assert seen == (names if oldest_first else names[::-1])
 
 
-async def test_pages_stay_stable_while_new_runs_arrive(store: Store, ada: Worker) -> None:
-    await store.enqueue([start(f"r{n}") for n in range(20)])
+async def test_pages_stay_stable_while_new_runs_arrive(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await enqueue_one_by_one(store, clock, [start(f"r{n}") for n in range(20)])
     query, seen = RunQuery(limit=5), list[str]()
     while page := await store.runs(query):
         seen += [run.id for run in page]
@@ -112,17 +113,20 @@ async def test_pages_stay_stable_while_new_runs_arrive(store: Store, ada: Worker
     assert seen == [f"r{n}" for n in range(19, -1, -1)]
 
 
-async def test_runs_of_thousands_match_a_filter_page_by_page(store: Store) -> None:
-    await store.enqueue([start(f"r{n}", workflow=BILL if n % 100 == 0 else SHIP) for n in range(3000)])
+async def test_runs_of_thousands_match_a_filter_page_by_page(store: Store, clock: ManualClock) -> None:
+    for n in range(0, 3000, 100):
+        await store.enqueue([start(f"r{n}", workflow=BILL), *(start(f"r{n + k}") for k in range(1, 100))])
+        clock.advance(ms=1)
     seen = await pages(store, RunQuery(workflow=BILL, limit=7, oldest_first=True))
     assert seen == [f"r{n}" for n in range(0, 3000, 100)]
 
 
 async def test_runs_are_counted_by_queue_workflow_and_state(store: Store, ada: Worker) -> None:
     assert await store.counts() == []
-    await store.enqueue([start() for _ in range(3)] + [start(workflow=BILL), start(queue=URGENT, delay=DAY)])
+    await store.enqueue([start() for _ in range(3)])
     claims = await ada.claim(2)
     await ada.settle(claims[0], body="1")
+    await store.enqueue([start(workflow=BILL), start(queue=URGENT, delay=DAY)])
     counts = {(count.queue, count.workflow, count.state): count.runs for count in await store.counts()}
     assert {key: runs for key, runs in counts.items() if runs} == {
         (DEFAULT, SHIP, State.SUCCEEDED): 1,
@@ -170,6 +174,7 @@ async def test_a_worker_whose_lease_has_ended_is_not_listed(store: Store, ada: W
     assert await store.workers() == []
 
 
+@pytest.mark.one_partition("`ahead` of a run")
 async def test_a_queued_run_knows_how_many_come_first(store: Store, ada: Worker) -> None:
     await store.enqueue(
         [
@@ -191,6 +196,7 @@ async def test_a_queued_run_knows_how_many_come_first(store: Store, ada: Worker)
     assert await store.ahead("r") == 2
 
 
+@pytest.mark.one_partition("`ahead` of a run")
 async def test_what_no_worker_takes_comes_before_nothing(store: Store, ada: Worker) -> None:
     await store.enqueue([start(workflow=BILL), start(workflow="unserved"), start(), start("r")])
     assert await store.ahead("r") == 2
@@ -198,6 +204,7 @@ async def test_what_no_worker_takes_comes_before_nothing(store: Store, ada: Work
     assert await store.ahead("r") == 1
 
 
+@pytest.mark.one_partition("`ahead` of a run")
 async def test_at_most_a_thousand_are_counted_ahead(store: Store, ada: Worker) -> None:
     await store.enqueue([start() for _ in range(1200)] + [start("r")])
     assert await store.ahead("r") == 1000

@@ -16,6 +16,7 @@ from conformance.kit import (
     ids,
     keys,
     message,
+    named,
     record,
     save,
     settle,
@@ -80,6 +81,7 @@ async def test_a_signal_repeated_after_the_run_ended_was_delivered(store: Store,
         await store.signal(message("r"))
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_a_claim_whose_reply_was_lost_is_found_again(store: Store, ada: Worker) -> None:
     await store.enqueue([start(f"r{n}") for n in range(5)])
     first = await ada.exchange(slots=3)
@@ -91,6 +93,7 @@ async def test_a_claim_whose_reply_was_lost_is_found_again(store: Store, ada: Wo
     assert ids(await ada.claim()) == ["r3", "r4"]
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_a_claim_may_be_asked_for_many_times(store: Store, ada: Worker, bob: Worker) -> None:
     await store.enqueue([start(f"r{n}") for n in range(2)])
     first = await ada.exchange(slots=1)
@@ -100,8 +103,8 @@ async def test_a_claim_may_be_asked_for_many_times(store: Store, ada: Worker, bo
 
 
 async def test_a_claim_found_again_brings_all_that_the_first_did(store: Store, ada: Worker, bob: Worker) -> None:
-    await store.enqueue([start("child"), start("r", timeout=10**9)])
-    child, claim = await ada.claim(2)
+    await store.enqueue([start("r", timeout=10**9), start("child", parent="r")])
+    claim, child = named(await ada.claim(2), "r", "child")
     await store.signal(message("r", body="1"))
     await ada.save(claim, checkpoint("a"), checkpoint("b", outcome=Outcome.ERROR))
     await ada.park(claim, for_run("child"), for_signal("never"))

@@ -111,7 +111,7 @@ class StoreMachine(Drawing, RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.directory = tempfile.TemporaryDirectory()
         self.clock = ManualClock()
-        self.store = STORES[self.backend].open(Path(self.directory.name), self.clock)
+        self.store = STORES[self.backend].in_one_partition.open(Path(self.directory.name), self.clock)
         self.run(self.store.open())
         self.reference = Reference(self.clock)
         self.workers: list[Incarnation] = []
@@ -473,6 +473,7 @@ class StoreMachine(Drawing, RuleBasedStateMachine):
         }
 
 
+@pytest.mark.one_partition("the order within a queue, the limits and the tokens that the model has")
 @pytest.mark.parametrize("backend", STORES)
 def test_a_store_does_what_the_model_does(backend: str) -> None:
     machine = type("Machine", (StoreMachine,), {"backend": backend})

@@ -187,6 +187,7 @@ async def test_a_run_that_ends_in_the_exchange_that_parks_for_it_is_not_missed(
     assert [(claim.id, claim.ended) for claim in reply.claims] == [("parent", [Ended("child", State.SUCCEEDED, "1")])]
 
 
+@pytest.mark.one_partition("a wait for a run that is no child")
 async def test_one_end_wakes_all_who_wait_for_it(store: Store, ada: Worker) -> None:
     child = await begin(store, ada, "child")
     waiting = [f"w{n}" for n in range(100)]

@@ -95,6 +95,7 @@ async def test_what_a_pause_holds_is_not_ready(store: Store, clock: ManualClock)
     assert (shown.ready, shown.held, shown.paused) == (0, [HeldCount("paused", 5)], True)
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_the_oldest_that_is_ready_is_found_whatever_its_priority(
     store: Store, ada: Worker, clock: ManualClock
 ) -> None:
@@ -133,6 +134,7 @@ async def test_what_belongs_to_a_session_of_a_worker_is_held(store: Store) -> No
     assert (shown.ready, shown.held, shown.running) == (0, [HeldCount("session", 2)], 1)
 
 
+@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_limits_that_are_reached_are_told(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.set_limits(of_queue(), Limits(running=1), "ada")
     await store.set_limits(of_workflow(BILL), Limits(rate=Rate(1, DAY, 1)), "ada")

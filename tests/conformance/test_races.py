@@ -108,6 +108,7 @@ async def test_what_came_for_a_run_before_its_worker_died_is_brought_in_order(
     assert [kept.key for kept in claim.checkpoints] == ["got"]
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_queues_sessions_versions_and_delays_hold_together(store: Store, clock: ManualClock) -> None:
     plain = await worker(store, queues=["default"])
     home = await worker(store, sessions=1, versions={SHIP: ["2"]})
@@ -134,7 +135,9 @@ async def test_queues_sessions_versions_and_delays_hold_together(store: Store, c
 
 
 async def test_two_thousand_ends_wake_one_run_that_learns_of_all(store: Store, ada: Worker) -> None:
-    await store.enqueue([start("parent", priority=1), *(start(f"c{n}", workflow=BILL) for n in range(2000))])
+    await store.enqueue(
+        [start("parent", priority=1), *(start(f"c{n}", workflow=BILL, parent="parent") for n in range(2000))]
+    )
     claims = [claim for _ in range(32) for claim in await ada.claim()]
     parent = claims.pop()
     await ada.park(parent, *(for_run(claim.id) for claim in claims))

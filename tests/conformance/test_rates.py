@@ -34,6 +34,7 @@ def per_second(count: int, burst: int = 1) -> Limits:
     return Limits(rate=Rate(count, 1000, burst))
 
 
+@pytest.mark.one_partition("a rate that is not a group's")
 async def test_at_first_a_burst_begins_and_then_one_after_the_other(
     store: Store, ada: Worker, clock: ManualClock
 ) -> None:
@@ -50,6 +51,7 @@ async def test_at_first_a_burst_begins_and_then_one_after_the_other(
     assert ids(await ada.claim()) == ["r4", "r5"]
 
 
+@pytest.mark.one_partition("a rate that is not a group's")
 async def test_the_reason_says_when(store: Store, ada: Worker) -> None:
     await store.set_limits(of_queue(), Limits(rate=Rate(100, 60_000, 1)), "ada")
     await store.enqueue([start("a"), start("b")])
@@ -58,6 +60,7 @@ async def test_the_reason_says_when(store: Store, ada: Worker) -> None:
     assert held == "queue default may begin its next run at 2023-11-14 22:13:20 UTC (100/min)"
 
 
+@pytest.mark.one_partition("a rate that is not a group's")
 async def test_a_burst_comes_back_only_as_far_as_it_is_allowed(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.set_limits(of_queue(), per_second(10, burst=2), "ada")
     await store.enqueue([start() for _ in range(10)])
@@ -92,6 +95,7 @@ async def test_in_any_window_no_more_begin_than_the_rate_allows(
             assert (last - first + 1 - burst) * period <= (began[last] - at) * count
 
 
+@pytest.mark.one_partition("a rate that is not a group's")
 async def test_a_rate_is_used_up_whole(store: Store, ada: Worker, clock: ManualClock) -> None:
     """Who comes at each `next_at` gets all that the rate allows, to the millisecond."""
     await store.set_limits(of_queue(), per_second(3, burst=2), "ada")
@@ -107,6 +111,7 @@ async def test_a_rate_is_used_up_whole(store: Store, ada: Worker, clock: ManualC
     assert clock.now() - begin == 10_000
 
 
+@pytest.mark.one_partition("a rate that is not a group's")
 async def test_what_is_claimed_again_begins_again(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.set_limits(of_queue(), per_second(1), "ada")
     await store.enqueue([start("a")])
@@ -118,12 +123,14 @@ async def test_what_is_claimed_again_begins_again(store: Store, ada: Worker, clo
     assert ids(await ada.claim()) == ["a"]
 
 
+@pytest.mark.one_partition("a rate that is not a group's")
 async def test_one_rate_holds_up_no_other_queue(store: Store, ada: Worker) -> None:
     await store.set_limits(of_workflow(SHIP), per_second(1), "ada")
     await store.enqueue([start(f"s{n}") for n in range(100)] + [start("b", workflow=BILL)])
     assert ids(await ada.claim()) == ["s0", "b"]
 
 
+@pytest.mark.one_partition("a rate that is not a group's")
 async def test_a_changed_rate_counts_on(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.set_limits(of_queue(), per_second(1, burst=2), "ada")
     await store.enqueue([start(f"r{n}") for n in range(9)])
@@ -136,6 +143,7 @@ async def test_a_changed_rate_counts_on(store: Store, ada: Worker, clock: Manual
     assert len(await ada.claim()) == 6
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_a_run_of_a_rated_group_is_put_off_once(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.set_limits(of_group("g"), per_second(1), "ada")
     await store.enqueue([start(f"g{n}", group="g") for n in range(3)] + [start("plain")])
@@ -249,6 +257,7 @@ async def test_an_urgent_run_comes_before_one_that_was_put_off(store: Store, ada
     assert order == ["urgent", "g1", "g2"]
 
 
+@pytest.mark.one_partition("a rate that is not a group's")
 async def test_a_repeated_claim_is_counted_once(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.set_limits(of_queue(), per_second(1, burst=2), "ada")
     await store.enqueue([start(f"r{n}") for n in range(4)])
@@ -258,6 +267,7 @@ async def test_a_repeated_claim_is_counted_once(store: Store, ada: Worker, clock
     assert await ada.claim() == []
 
 
+@pytest.mark.one_partition("a rate that is not a group's")
 async def test_runs_that_did_not_fit_into_the_bytes_have_not_begun(
     store: Store, ada: Worker, clock: ManualClock
 ) -> None:
@@ -269,6 +279,7 @@ async def test_runs_that_did_not_fit_into_the_bytes_have_not_begun(
     assert (len(reply.claims), reply.more) == (2, False)
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_the_bytes_of_an_exchange_are_bounded_however_often_it_looks(store: Store, ada: Worker) -> None:
     await store.set_limits(of_group("g"), per_second(1), "ada")
     await store.enqueue([start("g0", group="g", group_limit=9)])
@@ -280,6 +291,7 @@ async def test_the_bytes_of_an_exchange_are_bounded_however_often_it_looks(store
     assert (ids(reply.claims), reply.more) == (["big0", "big1"], True)
 
 
+@pytest.mark.one_partition("a rate that is not a group's")
 async def test_a_clock_that_goes_back_lets_nothing_begin_too_soon(
     store: Store, ada: Worker, clock: ManualClock
 ) -> None:
@@ -293,6 +305,7 @@ async def test_a_clock_that_goes_back_lets_nothing_begin_too_soon(
 
 
 @pytest.mark.parametrize("scope", [EVERYTHING, of_queue(), of_workflow(SHIP), of_group("g")])
+@pytest.mark.one_partition("a rate that is not a group's")
 async def test_a_burst_is_used_once_while_the_clock_is_behind(
     store: Store, ada: Worker, clock: ManualClock, scope: Scope
 ) -> None:
@@ -307,6 +320,7 @@ async def test_a_burst_is_used_once_while_the_clock_is_behind(
     assert len(await ada.claim()) == 1
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_what_stands_behind_runs_that_are_put_off_keeps_its_place(store: Store, ada: Worker) -> None:
     """A claim looks at the first runs of each lane; it must not take another lane's for want of a second look."""
     await store.set_limits(of_group("g"), per_second(1), "ada")

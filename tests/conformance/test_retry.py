@@ -127,6 +127,7 @@ async def test_a_run_that_is_not_there_is_not_retried(store: Store) -> None:
         await store.retry("missing")
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_a_retried_run_keeps_its_place(store: Store, ada: Worker) -> None:
     await ended(store, ada)
     await store.enqueue([start("younger")])

@@ -107,6 +107,7 @@ async def test_a_worker_without_sessions_claims_of_none(store: Store, ada: Worke
     assert (ids(reply.claims), reply.more) == (["b"], False)
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_runs_of_sessions_and_others_keep_their_order(store: Store, ada: Worker) -> None:
     await fill(store, "a", session="s1")
     await store.enqueue([start("b")])
@@ -115,6 +116,7 @@ async def test_runs_of_sessions_and_others_keep_their_order(store: Store, ada: W
     assert ids(await ada.claim()) == ["d", "a", "b", "c"]
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_no_more_sessions_than_the_worker_wants(store: Store, ada: Worker, bob: Worker) -> None:
     for n in range(5):
         await fill(store, f"a{n}", f"b{n}", session=f"s{n}")
@@ -271,6 +273,7 @@ async def test_two_that_claim_at_once_share_no_session(store: Store, ada: Worker
     assert all(len(each) == 1 for each in owners.values())
 
 
+@pytest.mark.one_partition("a run with a group and a session that lie apart")
 async def test_sessions_groups_and_limits_hold_together(store: Store, ada: Worker, bob: Worker) -> None:
     await store.set_limits(of_queue(), Limits(running=3), "ada")
     starts = [start(f"r{n}", session=f"s{n % 2}", group=f"g{n % 3}", priority=n % 2) for n in range(12)]

@@ -13,6 +13,7 @@ from conformance.kit import (
     ids,
     keys,
     message,
+    named,
     record,
     save,
     settle,
@@ -96,6 +97,7 @@ async def test_a_retry_keeps_what_succeeded_and_clears_what_failed(store: Store,
 
 
 @pytest.mark.parametrize("to", [To.RETRY, To.RELEASE])
+@pytest.mark.one_partition("the order within a queue")
 async def test_a_run_that_comes_back_keeps_its_place(store: Store, ada: Worker, to: To) -> None:
     await store.enqueue([start(f"r{n}") for n in range(4)])
     _, second = await ada.claim(2)
@@ -250,7 +252,7 @@ async def test_a_run_that_nobody_claimed_can_not_be_settled(store: Store, ada: W
 
 async def test_one_bad_settle_in_a_batch_fails_alone(store: Store, ada: Worker) -> None:
     await store.enqueue([start(f"r{n}") for n in range(3)])
-    first, second, third = await ada.claim(3)
+    first, second, third = named(await ada.claim(3), "r0", "r1", "r2")
     forged = with_token(second, second.token + 100)
     reply = await ada.exchange(
         saves=[save(first, checkpoint("k")), save(forged, checkpoint("k")), save(third, checkpoint("k"))],

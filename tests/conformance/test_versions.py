@@ -20,6 +20,7 @@ async def test_a_pinned_run_goes_to_a_worker_of_its_version_alone(store: Store, 
     assert (await record(store, "one")).version == "1"
 
 
+@pytest.mark.one_partition("the order within a queue")
 async def test_newer_code_may_take_older_runs(store: Store) -> None:
     await store.enqueue([start(f"{version}{n}", version=version) for n in range(2) for version in ("1", "2", "")])
     both = await worker(store, versions={SHIP: ["1", "2"]})

@@ -140,6 +140,7 @@ class ScriptedStore:
             list(exchange.settles),
             exchange.slots,
             list(exchange.watches),
+            list(exchange.told),
             after=exchange.after,
             owned=None if exchange.owned is None else list(exchange.owned),
         )

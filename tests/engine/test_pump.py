@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from engine.fakes import FakeClock, FakeOwner, ScriptedStore, as_store, claim, reply, save, settle
@@ -12,7 +13,7 @@ from perdure.engine import pump as module
 from perdure.engine.pump import Pump
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.model import Arrived, Start, Wait, WaitFor
-from perdure.stores.base import Cancelling, Claim, Exchange, Exchanged, Seen, To, Watch
+from perdure.stores.base import Cancelling, Claim, Exchange, Exchanged, Seen, To, Told, Watch
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +91,41 @@ async def test_what_comes_while_an_exchange_is_under_way_goes_into_the_next_one_
     third = await bench.store.number(3)
     assert [each.token for each in third.saves] == [1, 2, 3]
     assert [each.token for each in third.settles] == [4]
+
+
+async def test_what_a_part_of_the_store_did_not_take_is_said_again_and_the_rest_goes_on(bench: Bench) -> None:
+    lost, fine = bench.owner(1), bench.owner(2)
+    bench.answer(msgspec.structs.replace(reply(), unsaid=[1]))
+    first, other = bench.pump.save(save(1, "a")), bench.pump.save(save(2, "a"))
+    bench.pump.settle(settle(1))
+    bench.pump.settle(settle(2))
+    bench.pump.tell(Told(1, 1, "on its way"))
+    await other
+    assert (first.done(), [*bench.pump.owners.values()], fine in bench.pump.owners.values()) == (False, [lost], False)
+    later = bench.pump.save(save(1, "b"))
+    again = await bench.store.number(3)
+    assert [each.checkpoint.key for each in again.saves] == ["a", "b"]
+    assert ([each.token for each in again.settles], [each.token for each in again.told]) == ([1], [1])
+    assert not again.repeated
+    await asyncio.gather(first, later)
+    assert bench.pump.owners == {}
+
+
+async def test_what_was_not_taken_is_said_again_by_itself(bench: Bench) -> None:
+    bench.answer(*(msgspec.structs.replace(reply(), unsaid=[1]) for _ in range(3)))
+    await bench.pump.save(save(1))
+    assert len(bench.store.exchanges) == 5
+
+
+async def test_the_end_does_not_wait_for_a_part_of_the_store_that_is_lost(bench: Bench) -> None:
+    bench.answer(*(msgspec.structs.replace(reply(), unsaid=[1]) for _ in range(3)))
+    bench.pump.settle(settle(1))
+    await bench.store.number(2)
+    bench.pump.stop()
+    assert bench.running is not None
+    await bench.running
+    with pytest.raises(StoreUnavailable, match="a part of the store can't be reached"):
+        await bench.pump.flush()
 
 
 async def test_a_fan_out_is_carried_in_parts_and_no_settle_overtakes_a_save(bench: Bench) -> None:

@@ -31,6 +31,13 @@ def replicated() -> Iterator[Cluster]:
 
 
 @pytest.fixture
+def lasting() -> Iterator[Cluster]:
+    kept = {"appendonly": "yes", "appendfsync": "always", "cluster-require-full-coverage": "no"}
+    with cluster(3, settings=kept) as made:
+        yield made
+
+
+@pytest.fixture
 def plain() -> Iterator[Cluster]:
     with cluster(3) as made:
         yield made
@@ -62,22 +69,45 @@ async def all_right(world: World, runs: list[str]) -> None:
     assert world.log.ran_after_kept() == []
 
 
+@pytest.mark.parametrize("partition", [0, 1], ids=["that of the first partition", "another"])
 async def test_nothing_is_lost_when_a_node_fails_and_its_replica_takes_over(
-    make_world: MakeWorld, replicated: Cluster
+    make_world: MakeWorld, replicated: Cluster, partition: int
 ) -> None:
+    """The first partition also says which workers live."""
     url = f"{replicated.url}?partitions={PARTITIONS}&durability=replicated&replicas=1&wait_timeout=1000"
     world = make_world(url)
     for _ in range(2):
         await world.serving(lease=10, concurrency=12)
     runs = await world.flows.journey.start_many(range(RUNS))
     await begun(world, 0.2)
-    lost = replicated.owner(parse_url(url).prefixes[1])
+    key = parse_url(url).prefixes[partition]
+    lost = replicated.owner(key)
     lost.kill9()
-    key = parse_url(url).prefixes[1]
     await until(lambda: replicated.owner(key) is not lost, "the replica has taken over")
     lost.start()  # It comes back as the replica: without one nothing is as durable as the URL asks for.
     await until(lambda: answers(world), "the store answers")
     await all_right(world, [run.id for run in runs])
+
+
+async def test_the_others_go_on_while_a_node_is_gone(make_world: MakeWorld, lasting: Cluster) -> None:
+    """Runs of its partitions, with what their workers have to say of them, and children whose places are kept there,
+    wait until it is back."""
+    url = f"{lasting.url}?partitions={PARTITIONS}"
+    world = make_world(url)
+    for _ in range(2):
+        await world.serving(lease=10, concurrency=12)
+    runs = [run.id for run in await world.flows.journey.start_many(range(RUNS))]
+    await begun(world, 0.1)
+    prefixes = parse_url(url).prefixes
+    owners = [lasting.owner(prefix) for prefix in prefixes]
+    lost = next(owner for owner in owners if owner is not owners[0])
+    homes = {run: slot(run.encode()) % PARTITIONS for run in runs}
+    apart = {(run, "double") for number, run in enumerate(runs) if owners[homes[run]] is not lost and number % 7}
+    lost.kill9()
+    await until(lambda: apart <= world.log.times_ran().keys(), "all runs of other nodes went on")
+    lost.start()
+    await until(lambda: answers(world), "the store answers")
+    await all_right(world, runs)
 
 
 async def test_slots_move_under_load(make_world: MakeWorld, plain: Cluster) -> None:

@@ -46,6 +46,9 @@ _UNHURRIED = 0.05
 """Seconds that a wake-up may wait when there is neither a free slot nor anything to write but progress: many of them
 must not become as many exchanges."""
 
+_AGAIN = 0.2
+"""Seconds until what a part of the store did not take is said again, unless there is something else to say before."""
+
 _IN_STEP = 8
 """How many runs an answer has to move on for it to be handed out in two halves."""
 
@@ -197,7 +200,11 @@ class Pump:
         """Writes what is left at shutdown; claims nothing."""
         while self._saves or self._settles or self._told:
             exchange, futures = self._collect()
-            self._deliver(exchange, futures, await self._store.exchange(exchange))
+            reply = await self._store.exchange(exchange)
+            self._take_back(exchange, futures, reply)
+            self._deliver(exchange, futures, reply)
+            if reply.unsaid:
+                raise StoreUnavailable("a part of the store can't be reached: what it has is freed when the lease ends")
 
     async def _woken(self) -> None:
         """Waits until there is something to say, or something may be ready that there is room for."""
@@ -211,9 +218,9 @@ class Pump:
             if self._hinted:  # there is no room, but it may be a cancellation
                 self._look_soon()
 
-    def _look_soon(self) -> None:
+    def _look_soon(self, after: float = _UNHURRIED) -> None:
         if self._looking is None:
-            self._looking = self._loop.call_later(_UNHURRIED, self.look)
+            self._looking = self._loop.call_later(after, self.look)
 
     def look(self) -> None:
         """Has an exchange made, whether or not there is anything to say or room for more."""
@@ -282,7 +289,20 @@ class Pump:
                 await asyncio.sleep(pause)
             else:
                 self._clock.saw(reply.now)
+                self._take_back(exchange, futures, reply)
                 return reply
+
+    def _take_back(self, exchange: Exchange, futures: list[_Pending], reply: Exchanged) -> None:
+        """Keeps what the store did not take, to be said again before what is said of the same runs from now on."""
+        if not reply.unsaid:
+            return
+        unsaid = set(reply.unsaid)
+        self._saves = [pending for pending in futures if pending[0].token in unsaid] + self._saves
+        self._settles = [settle for settle in exchange.settles if settle.token in unsaid] + self._settles
+        self._told = {told.token: told for told in exchange.told if told.token in unsaid} | self._told
+        futures[:] = [pending for pending in futures if pending[0].token not in unsaid]
+        exchange.settles = [settle for settle in exchange.settles if settle.token not in unsaid]
+        self._look_soon(_AGAIN)
 
     async def _answers(self) -> bool:
         """Whether the store takes an exchange that says nothing. If so, what it refused is in what was said; if not,

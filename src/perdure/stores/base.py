@@ -154,7 +154,8 @@ class Exchange(Struct, omit_defaults=True):
 
     `serial` counts the exchanges of an incarnation. A repeated one (`repeated`, after an error that leaves open
     whether it took effect) bears the serial of the first and gets the same claims.
-    Tokens of the claims are `(worker << 40) + (serial << 8) + n`: unique without asking the store for a number.
+    Tokens of the claims are `(worker << 40) + (serial << 8) + n`: unique without asking the store for a number. (A
+    store with partitions counts serials for each of them, in the same 32 bits.)
     """
 
     worker: int
@@ -272,6 +273,10 @@ class Exchanged(Struct):
     """The store does not know this incarnation: it was declared dead, or retired. It owns nothing and got nothing."""
     existed: list[Existed] = []
     """Children of `saves` that were there already."""
+    unsaid: list[int] = []
+    """Tokens of which a part of the store that can't be reached did not take, or may not have taken, what was said
+    (saves, progress, settles): it is to be said again, all of it, with an exchange to come. What was done is not done
+    twice. Stores that have no parts never say so."""
 
 
 class Registration(Struct, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -24,15 +24,17 @@ from conformance.kit import (
     settle,
     start,
     watch,
+    with_token,
     worker,
 )
-from perdure.errors import IdConflict, InvalidInput, RunNotFound, StoreError, StoreUrlError
+from perdure.errors import IdConflict, InvalidInput, RunNotFound, StoreError, StoreUnavailable, StoreUrlError
 from perdure.model import Fire, Limits, Rate, Retention, RunQuery, Schedule, Started, State, Unique
 from perdure.stores import open_store
 from perdure.stores.base import Claim, Existed, To, Topic
 from perdure.stores.redis import ClusterStore
 from perdure.stores.redis import limits as single
 from perdure.stores.redis.cluster import waits
+from perdure.stores.redis.url import parse_url
 from servers.redis import cluster_url, redis_url, shared_cluster
 
 PARTITIONS = 8
@@ -184,6 +186,33 @@ async def test_ties_that_lie_apart_are_refused_and_braces_bring_them_together(st
         await store.enqueue([start("r", group=one, unique=Unique(other))])
     made = start("{c3}r", group="g{c3}", unique=Unique("k{c3}"), session="{c3}")
     assert await store.enqueue([made]) == [Started("{c3}r", False, True)]
+
+
+async def test_where_a_partition_is_full_clients_start_nothing_and_runs_do(
+    store: ClusterStore, make_store: MakeStore, ada: Worker, clock: ManualClock, url: str
+) -> None:
+    """A child lies with its parent, and its place is kept at the home of its id, which is full."""
+    parent, child, there = apart(store, "p", "c", "t")
+    await store.enqueue([start(parent), start(there)])
+    claims = {claim.id: claim for claim in await everything(ada)}
+    full = shared_cluster().owner(parse_url(url).prefixes[store._parts.home(child)])
+    full.run("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(StoreUnavailable, match="is full"):
+            await store.enqueue([start(child)])
+        with pytest.raises(StoreUnavailable, match="is full"):
+            await store.enqueue([start(child, group=parent)])
+        reply = await ada.save(claims[parent], checkpoint("a"), starts=start(child))
+        assert (reply.existed, reply.refused) == ([], [])
+        reply = await ada.save(claims[there], checkpoint("a"), starts=start(child))
+        assert [(each.id, each.same) for each in reply.existed] == [(child, True)]
+        bob = await worker(await make_store())
+        clock.advance(ms=LEASE + 1)
+        assert bob.renew()
+        assert await store.reclaim() == 2
+        assert sorted(claim.id for claim in await everything(bob)) == sorted([parent, there, child])
+    finally:
+        full.run("CONFIG", "SET", "maxmemory", 0)
 
 
 # --- limits
@@ -361,6 +390,116 @@ async def test_a_run_that_goes_on_sees_the_end_of_another(store: ClusterStore, a
     assert (seen.ref, seen.ended and seen.ended.body) == (claims[waiter].ref, "7")
 
 
+async def test_a_watch_for_a_run_elsewhere_takes_no_other_run_away(store: ClusterStore, ada: Worker) -> None:
+    waiter, target = apart(store, "w", "t")
+    beside = f"beside {{{waiter}}}"
+    await store.enqueue([start(waiter), start(beside), start(target)])
+    claims = {claim.id: claim for claim in await everything(ada)}
+    await ada.exchange(watches=[watch(claims[waiter], for_run(target))])
+    assert (await ada.settle(claims[beside], body="1")).refused == []
+    stale = with_token(claims[waiter], claims[waiter].token + 1)
+    assert (await ada.exchange(watches=[watch(stale, for_run(target))])).refused == [stale.token]
+
+
+# --- partitions that can't be reached
+
+
+class Outage:
+    """A partition that does not answer."""
+
+    def __init__(self, store: ClusterStore, partition: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.back = asyncio.Event()
+        self._store = store
+        self._partition = partition
+        self._answered = False
+        session = store._parts.sessions[partition]
+        call = session.call
+
+        async def fail(name: str, args: object = None, **options: Any) -> Any:
+            if self.lasts:
+                if self._answered and name == "exchange":
+                    await call(name, args, **options)  # And the answer is lost.
+                raise StoreUnavailable("nobody there")
+            return await call(name, args, **options)
+
+        self.lasts = True
+        monkeypatch.setattr(session, "call", fail)
+
+    def lose_answers(self) -> None:
+        self._answered = True
+
+    async def end(self) -> None:
+        """Returns when the store has noticed."""
+        self.lasts = False
+        async with asyncio.timeout(PATIENCE):
+            while self._store._parts.reach.out():
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["answers are lost", "nothing is done"])
+async def test_what_a_lost_partition_was_told_is_told_again_and_others_go_on(
+    store: ClusterStore, ada: Worker, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    lost, fine, other = apart(store, "l", "f", "o")
+    await store.enqueue([start(lost), start(fine), start(other)])
+    claims = {claim.id: claim for claim in await everything(ada)}
+    gone, here, there = claims[lost], claims[fine], claims[other]
+    outage = Outage(store, partition(gone), monkeypatch)
+    if answers:
+        outage.lose_answers()
+    saves, settles = [save(each, checkpoint("k")) for each in (gone, here)], [settle(gone, body="1")]
+    for _ in range(3):
+        reply = await ada.exchange(saves=saves, settles=settles)
+        assert (reply.unsaid, reply.refused, reply.more) == ([gone.token], [], False)
+    # A child whose id is at home there, and a wait for a run that is there, have to wait; all else goes on.
+    child = save(here, checkpoint("c"), starts=start(f"{{{lost}}}/c"))
+    reply = await ada.exchange(saves=[child], settles=[settle(there, To.PARK, waits=[for_run(lost)])])
+    assert reply.unsaid == sorted([here.token, there.token])
+    reply = await ada.exchange(
+        watches=[watch(here, for_run(lost))], owned=[(each.ref, each.token) for each in claims.values()]
+    )
+    assert (reply.seen, reply.unsaid, reply.refused) == ([], [], [])
+    assert [kept.key for kept in await store.history(fine)] == ["k"]
+    await store.enqueue([start(f"{n}{{{fine}}}") for n in range(5)])
+    assert len(await everything(ada)) == 5
+    await outage.end()
+    reply = await ada.exchange(saves=[*saves, child], settles=[*settles, settle(there, body="2")])
+    assert (reply.unsaid, reply.refused, reply.existed) == ([], [], [])
+    assert [(kept.key, kept.position) for kept in await store.history(lost)] == [("k", 1)]
+    assert (await record(store, lost)).body == "1"
+    assert [each.id for each in await store.runs(RunQuery(parent=fine))] == [f"{{{lost}}}/c"]
+
+
+async def test_what_was_claimed_of_a_lost_partition_is_heard_of_when_it_answers(
+    store: ClusterStore, ada: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, fine = apart(store, "l", "f")
+    await everything(ada)
+    await store.enqueue([start(lost), start(fine)])
+    outage = Outage(store, store._parts.home(lost), monkeypatch)
+    outage.lose_answers()
+    assert [claim.id for claim in await ada.claim(20)] == [fine]
+    assert await ada.claim(20) == []
+    await outage.end()
+    [heard] = await everything(ada)
+    assert (heard.id, (await record(store, lost)).attempt) == (lost, 1)
+    assert (await ada.settle(heard, body="1")).refused == []
+
+
+async def test_an_exchange_that_nobody_answers_fails(
+    store: ClusterStore, ada: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outages = [Outage(store, each, monkeypatch) for each in range(PARTITIONS)]
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="nobody there"):
+            await ada.claim()
+    for outage in outages:
+        await outage.end()
+    await store.enqueue([start("r")])
+    [claim] = (await ada.repeat()).claims or await ada.claim()
+    assert claim.id == "r"
+
+
 # --- lists
 
 
@@ -432,6 +571,18 @@ async def test_who_is_to_blame_is_decided_for_all_partitions_together(
     assert {run.state for run in await store.runs(RunQuery())} <= {State.QUEUED, State.SCHEDULED}
     assert await store.workers() == []
     assert (await ada.exchange()).gone
+
+
+async def test_a_worker_owns_no_more_sessions_than_it_wants_in_all_partitions(store: ClusterStore) -> None:
+    ada, bob = await worker(store, sessions=3), await worker(store, sessions=20)
+    await store.enqueue([start(f"{n}{k}", session=f"s{n}") for n in range(12) for k in "ab"])
+    claims = await everything(ada)
+    assert {*Counter(claim.session for claim in claims).values()} == {2}
+    assert len({claim.session for claim in claims}) == 3
+    assert len(await everything(bob)) == 18
+    for claim in claims:
+        await ada.settle(claim)
+    assert await everything(ada) == []
 
 
 async def test_a_partition_that_took_a_worker_for_dead_takes_it_again(store: ClusterStore, ada: Worker) -> None:

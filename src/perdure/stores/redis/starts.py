@@ -48,8 +48,6 @@ class Asked(Struct, omit_defaults=True):
     labels: dict[str, str] | None = None
     place: str | None = None
     """In a cluster: what the entry at the home of its id says, unless its run is made at that home."""
-    only: bool = False
-    """In a cluster: it is to be looked for, and not to be made."""
 
 
 class Answer(Struct):

@@ -5,30 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.errors import InvalidInput, StoreUnavailable
-from perdure.model import Start, WaitFor
+from perdure.errors import StoreUnavailable
 from perdure.stores.base import (
     CLAIM_BYTES,
     CLAIM_LIMIT,
     Claim,
     Exchange,
     Exchanged,
-    Existed,
-    Ref,
     Registration,
-    Save,
-    Watch,
 )
-from perdure.stores.redis import timetable, worker
+from perdure.stores.redis import worker
+from perdure.stores.redis.claims import token_parts
 from perdure.stores.redis.cluster import waits
-from perdure.stores.redis.cluster.places import Places, Placing
+from perdure.stores.redis.cluster.places import Places
+from perdure.stores.redis.cluster.planning import Plan, Planner, outer
 from perdure.stores.redis.cluster.rounds import Rounds, Unheard, Wakes
 from perdure.stores.redis.exchange import WIDTH, Replies, Reply, asked_of, told_by
 from perdure.stores.redis.scripts import load
@@ -39,19 +35,6 @@ _TURNS = 4
 """How often partitions are asked within one exchange, at most, until the slots are full or there is no more."""
 _SERIALS = 1 << 32
 """There are so many serials in a token: they begin anew then, when a claim with the same one is long over."""
-
-
-@dataclass
-class _Plan:
-    """What is to be said to each partition."""
-
-    says: dict[int, Exchange] = field(default_factory=dict[int, Exchange])
-    over: dict[tuple[int, str], bool] = field(default_factory=dict[tuple[int, str], bool])
-    """Of waits for runs of other partitions, whether they are true."""
-    watches: list[Watch] = field(default_factory=list[Watch])
-    """For runs of other partitions."""
-    placing: dict[int, Placing] = field(default_factory=dict[int, Placing])
-    existed: list[Existed] = field(default_factory=list[Existed])
 
 
 class _Heard(Struct):
@@ -67,6 +50,7 @@ class Exchanger:
     def __init__(self, places: Places, wakes: Wakes) -> None:
         self._places = places
         self._parts = places.parts
+        self._planner = Planner(places)
         self._wakes = wakes
         self._rounds: dict[int, Rounds] = {}
         self._is_one = len(self._parts.sessions) == 1
@@ -82,12 +66,12 @@ class Exchanger:
     async def exchange(self, said: Exchange) -> Exchanged:
         """See `Store.exchange`."""
         rounds = self._rounds.get(said.worker) or Rounds(self._wakes, self._parts.now)
-        plan = await self._plan(rounds, said)
+        if not said.repeated:
+            rounds.last = {}
+        plan = await self._planner.plan(rounds, said)
         heard: list[tuple[int, _Heard]] = []
         if said.repeated:
             heard = await self._repeat(rounds, said, plan)
-        else:
-            rounds.last = {}
         if said.slots or not said.repeated:
             for turn in range(said.repeated, 1 + said.repeated if self._is_one else _TURNS):
                 taken = sum(len(each.exchanged.claims) for _, each in heard) + rounds.reserved()
@@ -101,136 +85,33 @@ class Exchanger:
                     break
         return await self._merge(rounds, said, plan, heard)
 
-    # --- what is said to whom
-
-    async def _plan(self, rounds: Rounds, said: Exchange) -> _Plan:
-        plan = _Plan()
-        parts: defaultdict[int, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-        for name, items in (
-            ("saves", said.saves),
-            ("settles", said.settles),
-            ("watches", said.watches),
-            ("told", said.told),
-        ):
-            for item in items:
-                partition, ref = _inner(item.ref)
-                parts[partition][name].append(replace(item, ref=ref))
-        for outer, token in said.owned or ():
-            partition, ref = _inner(outer)
-            parts[partition]["owned"].append((ref, token))
-        for fire in said.fires:
-            parts[await self._schedule(rounds, fire.name)]["fires"].append(fire)
-        await self._part_watches(parts, plan)
-        for partition, items in parts.items():
-            await self._place(partition, items, plan)
-        plan.over = await waits.put_down(
-            self._places, {partition: items["settles"] for partition, items in parts.items() if items["settles"]}
-        )
-        silent = Exchange(worker=said.worker, serial=said.serial, skips=said.skips, draining=said.draining)
-        plan.says = {
-            partition: replace(silent, **{name: each for name, each in items.items() if each})
-            for partition, items in parts.items()
-            if any(items.values())
-        }
-        if said.owned is not None:
-            # What a partition has beside these it gives back, so all are asked.
-            for partition in range(len(self._parts.sessions)):
-                says = plan.says.get(partition, silent)
-                plan.says[partition] = replace(says, owned=parts[partition]["owned"] if partition in parts else [])
-        if said.draining:
-            plan.says = {partition: plan.says.get(partition, silent) for partition in range(len(self._parts.sessions))}
-        return plan
-
-    async def _schedule(self, rounds: Rounds, name: str) -> int:
-        """The partition of a schedule."""
-        if name not in rounds.schedules:
-            for partition, found in enumerate(await self._parts.each(timetable.listed)):
-                rounds.schedules.update({record.schedule.name: partition for record in found})
-        return rounds.schedules.get(name, self._parts.home(name))
-
-    async def _part_watches(self, parts: Mapping[int, dict[str, list[Any]]], plan: _Plan) -> None:
-        """Takes watches for runs of other partitions out."""
-        for_runs = [each for items in parts.values() for each in items["watches"] if each.wait.what is WaitFor.RUN]
-        if not for_runs:
-            return
-        at = await self._places.locate({each.wait.target for each in for_runs})
-        for partition, items in parts.items():
-            here: list[Watch] = []
-            for each in items["watches"]:
-                if each.wait.what is WaitFor.RUN and at[each.wait.target] != partition:
-                    plan.watches.append(replace(each, ref=_outer(partition, each.ref)))
-                    items["owned"].append((each.ref, each.token))  # Only that of one that owns its run is answered.
-                else:
-                    here.append(each)
-            items["watches"] = here
-
-    async def _place(self, partition: int, items: dict[str, list[Any]], plan: _Plan) -> None:
-        """Finds out where the runs are to be made that checkpoints and schedules start: here, unless they are there."""
-        starts: dict[str, Start] = {}
-        saves: list[Save] = []
-        for save in items["saves"]:
-            if save.starts is not None:
-                try:
-                    self._parts.target(save.starts, partition)
-                except InvalidInput as error:
-                    plan.existed.append(Existed(save.token, save.checkpoint.key, save.starts.id, False, str(error)))
-                    items["owned"].append((save.ref, save.token))
-                    continue
-                starts[save.starts.id] = save.starts
-            saves.append(save)
-        items["saves"] = saves
-        for fire in items["fires"]:
-            starts.update({start.id: start for start in fire.starts})
-        if not starts:
-            return
-        placing = Placing(self._places, [(start, partition) for start in starts.values()])
-        await placing.begin()
-        plan.placing[partition] = placing
-        await self._leave_out(partition, items["saves"], items["fires"], placing, plan)
-
-    async def _leave_out(
-        self, partition: int, saves: list[Save], fires: list[Any], placing: Placing, plan: _Plan
-    ) -> None:
-        """Takes out the starts of runs that are in other partitions already."""
-        existing = await placing.existing()
-        if not existing:
-            return
-        for n, save in reversed([*enumerate(saves)]):
-            if save.starts is not None and (there := existing.get(save.starts.id)) is not None:
-                plan.existed.append(Existed(save.token, save.checkpoint.key, there.id, there.same))
-                if there.same:
-                    saves[n] = replace(save, starts=None)
-                else:
-                    del saves[n]
-        for n, fire in enumerate(fires):
-            fires[n] = replace(fire, starts=[start for start in fire.starts if start.id not in existing])
-
     # --- asking
 
     async def _turn(
         self,
         rounds: Rounds,
         said: Exchange,
-        plan: _Plan,
+        plan: Plan,
         slots: int,
         left: int,
         before: Sequence[tuple[int, _Heard]] | None,
     ) -> list[tuple[int, _Heard]]:
         """Asks those whose turn it is, at the same time; `before` is what was heard in earlier turns of this exchange.
 
-        Raises the first error of those that may have done something."""
-        hot = [partition for partition in rounds.hot() if partition not in rounds.unheard]
+        Raises the first error if nothing was heard, or something of the same partition in an earlier turn."""
+        out = self._parts.reach.out()
+        hot = [partition for partition in rounds.hot() if partition not in rounds.unheard and partition not in out]
         if before is not None:
             hot = [each for each in hot if rounds.has_more(each) or each not in rounds.last]
         elif not hot and not plan.says:
-            hot = [rounds.stalest()]
+            hot = [rounds.stalest(out)]
         firsts = {partition: claim.number + 1 for partition, each in before or () for claim in each.reply.claims}
         wants = hot if len(hot) <= slots or not slots else hot[:slots]
         share = rounds.share(slots, wants) if slots else {}
         rooms = rounds.rooms(hot)
         says = {} if before is not None else plan.says
         asked = [*dict.fromkeys((*says, *hot))]
-        again = [] if before is not None else rounds.to_repeat()
+        again = [] if before is not None else [partition for partition in rounds.unheard if partition not in out]
         silent = Exchange(worker=said.worker, serial=said.serial, skips=said.skips)
         calls = [
             self._ask(
@@ -255,18 +136,36 @@ class Exchanger:
             *calls, *(self._hear_again(rounds, partition, said, plan) for partition in again), return_exceptions=True
         )
         heard: list[tuple[int, _Heard]] = []
+        failed: list[tuple[int, StoreUnavailable]] = []
         for partition, result in zip((*asked, *again), results, strict=True):
             if isinstance(result, _Heard):
                 heard.append((partition, result))
-            elif partition not in says and not share.get(partition) and isinstance(result, StoreUnavailable):
-                rounds.parts[partition].looked = time.monotonic()  # It was only looked at.
+            elif isinstance(result, StoreUnavailable):
+                failed.append((partition, result))
             elif result is not None:
                 raise result
+        self._lose(rounds, failed)
+        for partition, error in failed:
+            slots = share.get(partition, 0)
+            if not (heard or before) or (before and slots):
+                raise error
+            if before is None:
+                plan.did_not_arrive(partition)
+                if slots:
+                    rounds.unheard[partition] = Unheard(said.serial, slots)
         return heard
 
-    async def _repeat(self, rounds: Rounds, said: Exchange, plan: _Plan) -> list[tuple[int, _Heard]]:
+    def _lose(self, rounds: Rounds, failed: Iterable[tuple[int, StoreUnavailable]]) -> None:
+        """Some partitions did not answer: the next exchanges go on without them."""
+        for partition, error in failed:
+            self._parts.reach.lose(partition, error)
+            rounds.parts[partition].looked = time.monotonic()
+
+    async def _repeat(self, rounds: Rounds, said: Exchange, plan: Plan) -> list[tuple[int, _Heard]]:
         """Says all once more, and hears what was claimed before. What can't be heard yet is asked for later."""
-        asked = [*range(len(self._parts.sessions))]
+        out = self._parts.reach.out()
+        left = [partition for partition in range(len(self._parts.sessions)) if partition not in rounds.unheard]
+        asked = [*dict.fromkeys((*plan.says, *(partition for partition in left if partition not in out)))]
         silent = Exchange(worker=said.worker, serial=said.serial, skips=said.skips)
         results = await asyncio.gather(
             *(
@@ -282,32 +181,40 @@ class Exchanger:
                     plan,
                 )
                 for partition in asked
-                if partition not in rounds.unheard or partition in plan.says
             ),
             return_exceptions=True,
         )
         heard: list[tuple[int, _Heard]] = []
-        asked = [partition for partition in asked if partition not in rounds.unheard or partition in plan.says]
+        failed: list[tuple[int, StoreUnavailable]] = []
         for partition, result in zip(asked, results, strict=True):
             if isinstance(result, _Heard):
                 heard.append((partition, result))
-                continue
-            if partition in plan.says or not isinstance(result, StoreUnavailable):
+            elif isinstance(result, StoreUnavailable):
+                failed.append((partition, result))
+            else:
                 raise result
-            slots = rounds.last.get(partition, said.slots)
+        self._lose(rounds, failed)
+        if failed and not heard:
+            raise failed[0][1]
+        for partition, _ in failed:
+            plan.did_not_arrive(partition)
+        # An incarnation that is known has claimed nothing where it had no slots to give.
+        most = 0 if rounds.registration is not None else said.slots
+        for partition in {*left} - {partition for partition, _ in heard}:
+            slots = rounds.last.get(partition, most)
             if slots:
-                rounds.unheard[partition] = Unheard(said.serial, slots, time.monotonic())
+                rounds.unheard[partition] = Unheard(said.serial, slots)
         return heard
 
-    async def _hear_again(self, rounds: Rounds, partition: int, said: Exchange, plan: _Plan) -> _Heard | None:
+    async def _hear_again(self, rounds: Rounds, partition: int, said: Exchange, plan: Plan) -> _Heard | None:
         """Asks for an answer that was lost; None when the partition is still out of reach."""
         unheard = rounds.unheard[partition]
-        unheard.tried = time.monotonic()
         serial = self._serial(unheard.serial, partition)
         asked = Exchange(worker=said.worker, serial=serial, repeated=True, skips=said.skips)
         try:
             heard = await self._ask(rounds, partition, asked, plan)
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            self._lose(rounds, [(partition, error)])
             return None
         del rounds.unheard[partition]
         return heard
@@ -321,7 +228,7 @@ class Exchanger:
         rounds: Rounds,
         partition: int,
         said: Exchange,
-        plan: _Plan,
+        plan: Plan,
         rooms: int = 0,
         bytes: int = CLAIM_BYTES,
         first: int | None = None,
@@ -339,7 +246,7 @@ class Exchanger:
                 break
             await placing.follow(reply.misplaced)
             said = replace(said, saves=[*said.saves], fires=[*said.fires])
-            await self._leave_out(partition, said.saves, said.fires, placing, plan)
+            await self._planner.leave_out(partition, said.saves, said.fires, placing, plan)
         if reply.gone and partition and await self._rejoin(rounds, session, said.worker):
             reply.gone, reply.more = False, True
         rounds.note(partition, told, reply)
@@ -348,11 +255,14 @@ class Exchanger:
                 self._places.learn(save.starts.id, partition)
         return _Heard(reply, told_by(said, reply))
 
-    def _asked(self, partition: int, said: Exchange, plan: _Plan) -> dict[str, Any]:
+    def _asked(self, partition: int, said: Exchange, plan: Plan) -> dict[str, Any]:
         asked = asked_of(said)
         for n, settle in enumerate(said.settles, 1):
             if settle.waits:
                 asked["settles"][n * WIDTH - 1] = [waits.marked(partition, wait, plan.over) for wait in settle.waits]
+        checks = plan.checks.get(partition)
+        if checks:
+            asked["checks"] = [each for ref, token in checks for each in (ref, *token_parts(token))]
         placing = plan.placing.get(partition)
         if placing is not None:
             for n, save in enumerate(said.saves, 1):
@@ -379,7 +289,7 @@ class Exchanger:
     # --- what is heard
 
     async def _merge(
-        self, rounds: Rounds, said: Exchange, plan: _Plan, heard: Sequence[tuple[int, _Heard]]
+        self, rounds: Rounds, said: Exchange, plan: Plan, heard: Sequence[tuple[int, _Heard]]
     ) -> Exchanged:
         now = max((each.exchanged.now for _, each in heard), default=rounds.now())
         latest = dict(heard).values()
@@ -387,10 +297,10 @@ class Exchanger:
         for partition, each in heard:
             for claim, raw in zip(each.exchanged.claims, each.reply.claims, strict=True):
                 self._places.learn(claim.id, partition)
-                claim.ref = _outer(partition, claim.ref)
+                claim.ref = outer(partition, claim.ref)
                 claims.append((claim, raw.more.away))
             for seen in each.exchanged.seen:
-                seen.ref = _outer(partition, seen.ref)
+                seen.ref = outer(partition, seen.ref)
         mail: defaultdict[int, list[tuple[int, str, str]]] = defaultdict(list)
         for partition, each in heard:
             mail[partition] += each.reply.mail
@@ -400,7 +310,8 @@ class Exchanger:
         refused = sorted({token for _, each in heard for token in each.exchanged.refused})
         watches = [watch for watch in plan.watches if watch.token not in refused]
         seen = await waits.look(self._places, watches, now)
-        next_at = rounds.next_at
+        out = self._parts.reach.out()
+        next_at = rounds.next_at(out)
         if len(seen) < len(watches):
             next_at = min(now + waits.LOOK, now + waits.LOOK if next_at is None else next_at)
         return Exchanged(
@@ -410,23 +321,13 @@ class Exchanger:
             cancelled=_all(each.exchanged.cancelled for each in latest),
             seen=[*_all(each.exchanged.seen for _, each in heard), *seen],
             next_at=next_at,
-            more=rounds.more,
+            more=rounds.more(out),
             due=_all(each.exchanged.due for each in latest),
             gone=any(each.exchanged.gone for _, each in heard),
             existed=[*_all(each.exchanged.existed for _, each in heard), *plan.existed],
+            unsaid=sorted(plan.unsaid),
         )
 
 
 def _all(lists: Iterable[Iterable[Any]]) -> list[Any]:
     return [each for some in lists for each in some]
-
-
-def _outer(partition: int, ref: Ref) -> Ref:
-    """How a run is called outside: with its partition."""
-    return f"{partition}:{ref}"
-
-
-def _inner(ref: Ref) -> tuple[int, Ref]:
-    """The partition of a run, and how it is called there."""
-    partition, _, run_id = str(ref).partition(":")
-    return (int(partition), run_id) if partition.isdigit() else (0, ref)

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
-from perdure.errors import InvalidInput
+from perdure.errors import InvalidInput, StoreUnavailable
 from perdure.model import Millis, Start
+from perdure.stores.redis.cluster.reach import Reach
 from perdure.stores.redis.connect import Redis
 from perdure.stores.redis.route import slot
 from perdure.stores.redis.session import Session
@@ -16,12 +17,13 @@ T = TypeVar("T")
 
 
 class Parts:
-    """A session for each partition."""
+    """A session for each partition. `back` is told of one that can be reached again."""
 
-    def __init__(self, redis: Redis, now: Callable[[], Millis] | None) -> None:
+    def __init__(self, redis: Redis, now: Callable[[], Millis] | None, back: Callable[[int], None]) -> None:
         self.redis = redis
         self.now = now
         self.sessions = [Session(redis, now, partition) for partition in range(len(redis.prefixes))]
+        self.reach = Reach(self.sessions, back)
 
     @property
     def first(self) -> Session:
@@ -61,7 +63,10 @@ class Parts:
         return await together(do(session) for session in self.sessions)
 
     async def some(self, work: Mapping[int, T], do: Callable[[Session, T], Awaitable[object]]) -> None:
-        """Does something with those partitions for which there is something to do."""
+        """Does something with those partitions for which there is something to do; with none, if one of them is known
+        to be out of reach."""
+        for partition in work.keys() & self.reach.out():
+            raise StoreUnavailable(f"partition {partition} of the store {self.redis.location.name} does not answer")
         await together(do(self.sessions[partition], each) for partition, each in work.items())
 
 

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from perdure.errors import RunNotFound, StoreUnavailable
 from perdure.model import Ended, Start, Started
@@ -77,6 +76,16 @@ class Places:
 
         await self.parts.some(homes, look)
         return found
+
+    async def in_reach(self, run_ids: Iterable[str]) -> dict[str, int]:
+        """The partitions of those runs of which this can be found out, and which can be reached."""
+        out = self.parts.reach.out()
+        near = [each for each in run_ids if each in self._known or self.parts.home(each) not in out]
+        try:
+            found = await self.locate(near)
+        except StoreUnavailable:
+            found = {run_id: self._known[run_id] for run_id in near if run_id in self._known}
+        return {run_id: partition for run_id, partition in found.items() if partition not in out}
 
     async def at(
         self, run_id: str, do: Callable[[Session], Awaitable[T]], absent: Callable[[T], bool] = lambda _: False
@@ -151,9 +160,10 @@ class Places:
             parents.setdefault(start.id, self._known.get(start.id, targets[-1]))
         return targets
 
-    async def claim(self, wanted: Iterable[tuple[str, int, str | None]]) -> dict[str, str]:
+    async def claim(self, wanted: Iterable[tuple[str, int, str | None]], *, of_runs: bool = False) -> dict[str, str]:
         """Makes entries for runs, each to be made in a partition, or returns those that are there; one that is as given
-        is replaced."""
+        is replaced. Those of what runs and schedules start (`of_runs`) are also made where memory is full."""
+        script = "claim_child_places" if of_runs else "claim_places"
         homes: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
         for run_id, to, was in wanted:
             homes[self.parts.home(run_id)].append({"id": run_id, "to": to, **({"was": was} if was else {})})
@@ -163,7 +173,7 @@ class Places:
             for first in range(0, len(items), _CHUNK):
                 chunk = items[first : first + _CHUNK]
                 asked = {"items": chunk, "here": session.partition}
-                made = await session.call("claim_places", asked, durable=True, reads=_Texts)
+                made = await session.call(script, asked, durable=True, reads=_Texts)
                 found.update(zip((item["id"] for item in chunk), made, strict=True))
 
         await self.parts.some(homes, look)
@@ -189,10 +199,12 @@ class Places:
 
 
 class Placing:
-    """Finds out where some starts, each of another id, are to be made, or have made their runs already."""
+    """Finds out where some starts, each of another id, are to be made, or have made their runs already. They are those
+    of clients, or of runs and schedules (`of_runs`), which go on where memory is full."""
 
-    def __init__(self, places: Places, starts: Iterable[tuple[Start, int]]) -> None:
+    def __init__(self, places: Places, starts: Iterable[tuple[Start, int]], *, of_runs: bool = False) -> None:
         self._places = places
+        self._of_runs = of_runs
         self._starts = {start.id: (start, target) for start, target in starts}
         self._at: dict[str, str] = {}
         """What is known of their places: "" is the home."""
@@ -201,7 +213,7 @@ class Placing:
     async def begin(self) -> None:
         """Makes the entries of those that are not to be made at the homes of their ids."""
         away = [(run_id, to, None) for run_id, (_, to) in self._starts.items() if to != self._home(run_id)]
-        self._at = dict.fromkeys(self._starts, "") | (await self._places.claim(away) if away else {})
+        self._at = dict.fromkeys(self._starts, "") | (await self._claim(away) if away else {})
 
     async def follow(self, misplaced: Iterable[tuple[str, str]]) -> None:
         """Takes note of runs that are not where they were thought to be, as scripts say it."""
@@ -215,7 +227,10 @@ class Placing:
             else:
                 wrong.append((run_id, self._starts[run_id][1], place or None))
         if wrong:
-            self._at.update(await self._places.claim(wrong))
+            self._at.update(await self._claim(wrong))
+
+    async def _claim(self, wanted: Iterable[tuple[str, int, str | None]]) -> dict[str, str]:
+        return await self._places.claim(wanted, of_runs=self._of_runs)
 
     def place(self, run_id: str) -> str | None:
         """The place of a run, unless it is at its home."""
@@ -251,31 +266,33 @@ class Placing:
         return found
 
     async def _call(self, run_ids: Sequence[str]) -> tuple[dict[str, Started], list[tuple[str, str]]]:
-        by_partition: defaultdict[int, list[str]] = defaultdict(list)
+        by_partition: defaultdict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for run_id in run_ids:
-            by_partition[self.partition(run_id)].append(run_id)
+            partition = self.partition(run_id)
+            script = "enqueue" if partition == self._starts[run_id][1] else "existing"
+            by_partition[partition][script].append(run_id)
         done: dict[str, Started] = {}
         misplaced: list[tuple[str, str]] = []
 
-        async def enqueue(session: Session, ids: list[str]) -> None:
-            for part in chunks([self._starts[run_id][0] for run_id in ids]):
-                chunk = ids[part]
-                asked = [self._asked(run_id, session.partition) for run_id in chunk]
-                made = await session.call("enqueue", {"starts": asked}, durable=True, reads=Answers)
-                for run_id, answer in zip(chunk, made, strict=True):
-                    if isinstance(answer, Answer) and answer.place is not None:
-                        misplaced.append((run_id, answer.place))
-                    else:
-                        [started] = answers([self._starts[run_id][0]], [answer])
-                        done[run_id] = started
-                        self._places.learn(started.id, session.partition)
+        async def call(session: Session, script: str, ids: list[str]) -> None:
+            asked = [ask(self._starts[run_id][0], place=self.place(run_id)) for run_id in ids]
+            for run_id, answer in zip(
+                ids, await session.call(script, {"starts": asked}, durable=True, reads=Answers), strict=True
+            ):
+                if isinstance(answer, Answer) and answer.place is not None:
+                    misplaced.append((run_id, answer.place))
+                else:
+                    [started] = answers([self._starts[run_id][0]], [answer])
+                    done[run_id] = started
+                    self._places.learn(started.id, session.partition)
 
-        await self._places.parts.some(by_partition, enqueue)
+        async def call_all(session: Session, scripts: dict[str, list[str]]) -> None:
+            for script, ids in scripts.items():
+                for part in chunks([self._starts[run_id][0] for run_id in ids]):
+                    await call(session, script, ids[part])
+
+        await self._places.parts.some(by_partition, call_all)
         return done, misplaced
-
-    def _asked(self, run_id: str, partition: int) -> Any:
-        start, target = self._starts[run_id]
-        return replace(ask(start, place=self.place(run_id)), only=partition != target)
 
     def _home(self, run_id: str) -> int:
         return self._places.parts.home(run_id)

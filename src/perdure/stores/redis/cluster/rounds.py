@@ -7,7 +7,7 @@ from time to time as well, since wake-ups may be lost: all of them, if nobody li
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perdure.model import Millis
@@ -18,8 +18,6 @@ _LOOK = 0.75
 """Seconds after which a partition of which nothing was heard is asked all the same."""
 _MOST_LOOKS = 64
 """How many of these are asked at a time."""
-_RETRY = 0.25
-"""Seconds between two tries to hear what a partition answered before it was out of reach."""
 
 
 class Wakes:
@@ -56,7 +54,6 @@ class Unheard:
 
     serial: int
     slots: int
-    tried: float
 
 
 @dataclass
@@ -105,9 +102,10 @@ class Rounds:
 
         return [*filter(is_hot, order), *(each for each in order if each in looks and not is_hot(each))]
 
-    def stalest(self) -> int:
-        """The partition that was asked longest ago."""
-        return min(range(len(self.parts)), key=lambda partition: self.parts[partition].looked)
+    def stalest(self, out: Collection[int]) -> int:
+        """The partition that was asked longest ago, of those that are not out of reach."""
+        near = [partition for partition in range(len(self.parts)) if partition not in out]
+        return min(near, key=lambda partition: self.parts[partition].looked)
 
     def has_more(self, partition: int) -> bool:
         """Whether it had more than it could give, be it for want of slots or of sessions."""
@@ -139,11 +137,6 @@ class Rounds:
         """How many runs may be claimed that it has not heard of."""
         return sum(unheard.slots for unheard in self.unheard.values())
 
-    def to_repeat(self) -> list[int]:
-        """The partitions whose lost answers are to be asked for now."""
-        now = time.monotonic()
-        return [partition for partition, unheard in self.unheard.items() if now - unheard.tried >= _RETRY]
-
     def note(self, partition: int, told: int, reply: Reply) -> None:
         """Takes note of an answer; `told` is how often the partition had told something when it was asked."""
         part = self.parts[partition]
@@ -156,10 +149,11 @@ class Rounds:
             self.clock = reply.now, part.looked
         self.schedules.update({row.name: partition for row in reply.due})
 
-    @property
-    def next_at(self) -> Millis | None:
-        return min((part.next_at for part in self.parts if part.next_at is not None), default=None)
+    def next_at(self, out: Collection[int]) -> Millis | None:
+        """When the next timer is due of those partitions that are not out of reach."""
+        times = (part.next_at for partition, part in enumerate(self.parts) if partition not in out)
+        return min((at for at in times if at is not None), default=None)
 
-    @property
-    def more(self) -> bool:
-        return any(part.more for part in self.parts)
+    def more(self, out: Collection[int]) -> bool:
+        """Whether one of these had more than it could give."""
+        return any(part.more for partition, part in enumerate(self.parts) if partition not in out)

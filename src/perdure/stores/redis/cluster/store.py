@@ -62,9 +62,9 @@ class ClusterStore:
     def __init__(self, location: Location, *, now: Callable[[], Millis] | None = None) -> None:
         self._location = location
         self._redis = Redis(location)
-        self._parts = Parts(self._redis, now)
+        self._wakes = Wakes(len(self._redis.prefixes))
+        self._parts = Parts(self._redis, now, self._wakes.note)
         self._places = Places(self._parts)
-        self._wakes = Wakes(len(self._parts.sessions))
         self._exchanger = Exchanger(self._places, self._wakes)
 
     @property
@@ -98,6 +98,7 @@ class ClusterStore:
             )
 
     async def close(self) -> None:
+        await self._parts.reach.close()
         await self._redis.close()
 
     async def migrate(self) -> list[str]:

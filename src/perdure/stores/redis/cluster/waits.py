@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import StoreUnavailable
-from perdure.model import Millis, Wait, WaitFor
+from perdure.model import Ended, Millis, Wait, WaitFor
 from perdure.stores.base import Claim, Seen, Settle, To, Watch
 from perdure.stores.redis.cluster.places import Places
 from perdure.stores.redis.session import Session
@@ -68,6 +68,7 @@ async def deliver(places: Places, mail: Mapping[int, list[tuple[int, str, str]]]
     """Delivers what partitions have for runs of others; returns the partitions that got something. What can't be
     delivered now stays where it is."""
     got: set[int] = set()
+    out = places.parts.reach.out()
 
     async def carry(session: Session, letters: list[tuple[int, str, str]]) -> None:
         by_partition: defaultdict[int, list[dict[str, str]]] = defaultdict(list)
@@ -81,7 +82,12 @@ async def deliver(places: Places, mail: Mapping[int, list[tuple[int, str, str]]]
         else:
             got.update(by_partition)
 
-    await places.parts.some({partition: letters for partition, letters in mail.items() if letters}, carry)
+    near = {
+        partition: [letter for letter in letters if letter[0] not in out]
+        for partition, letters in mail.items()
+        if partition not in out
+    }
+    await places.parts.some({partition: letters for partition, letters in near.items() if letters}, carry)
     return got
 
 
@@ -90,9 +96,7 @@ async def tell(places: Places, claims: Iterable[tuple[Claim, list[tuple[str, str
     away = [(claim, key, target) for claim, waits in claims for key, target in waits]
     if not away:
         return
-    targets = [*{target for _, _, target in away}]
-    ended = {each.id: each for each in await places.ended(targets)}
-    missing = {*await places.missing([target for target in targets if target not in ended])}
+    ended, missing = await _outcomes(places, {target for _, _, target in away})
     for claim, key, target in away:
         if target in ended:
             claim.ended.append(ended[target])
@@ -105,9 +109,7 @@ async def look(places: Places, watches: Iterable[Watch], now: Millis) -> list[Se
     asked = [*watches]
     if not asked:
         return []
-    targets = [*{watch.wait.target for watch in asked}]
-    ended = {each.id: each for each in await places.ended(targets)}
-    missing = {*await places.missing([target for target in targets if target not in ended])}
+    ended, missing = await _outcomes(places, {watch.wait.target for watch in asked})
     seen: list[Seen] = []
     for watch in asked:
         wait = watch.wait
@@ -118,3 +120,14 @@ async def look(places: Places, watches: Iterable[Watch], now: Millis) -> list[Se
         elif wait.at is not None and wait.at <= now:
             seen.append(Seen(watch.ref, watch.token, wait.key))
     return seen
+
+
+async def _outcomes(places: Places, targets: Iterable[str]) -> tuple[dict[str, Ended], set[str]]:
+    """Those of some runs that have ended, and those that are not there. Of what can't be reached nothing is known."""
+    near = await places.in_reach(targets)
+    try:
+        ended = {each.id: each for each in await places.ended([*near])}
+        return ended, {*await places.missing([target for target in near if target not in ended])}
+    except StoreUnavailable as error:
+        logger.warning("what became of runs that others wait for is asked again later (%s)", error)
+        return {}, set()

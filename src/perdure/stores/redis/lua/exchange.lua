@@ -30,6 +30,7 @@ look_at_each(args.told)
 look_at(args.settles, SETTLE)
 look_at_each(args.watches)
 look_at(args.owned, 3)
+look_at(args.checks, 3) -- In a cluster: of which something was to be said that is not said here.
 
 -- In a cluster: nothing is done while one of the runs that it makes is to be made elsewhere.
 if spread then

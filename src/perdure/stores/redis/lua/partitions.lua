@@ -1,4 +1,5 @@
 -- uses: core
+-- flags: allow-oom
 -- Over how many partitions the runs are spread: what was said first stands.
 
 call('SETNX', P .. 'partitions', args.partitions)

@@ -238,17 +238,20 @@ end
 
 local places = {}
 
+-- The answer to a start whose run is not here, with the place that is to be looked at.
+function places.elsewhere(start, place)
+    return { id = start.id, existed = false, same = false, place = place }
+end
+
 -- Why a run that is not here can't be made here, as the answer to its start: it is elsewhere, or its place was given up.
 function places.misplaced(start)
     if not spread or find(start.id) then
         return nil
     elseif not start.place then
         local place = call('GET', P .. 'where:' .. start.id)
-        if place or start.only then
-            return { id = start.id, existed = false, same = false, place = place or '' }
-        end
-    elseif start.only or call('HGET', P .. 'gone', start.id) == start.place then
-        return { id = start.id, existed = false, same = false, place = start.place }
+        return place and places.elsewhere(start, place)
+    elseif call('HGET', P .. 'gone', start.id) == start.place then
+        return places.elsewhere(start, start.place)
     end
 end
 
