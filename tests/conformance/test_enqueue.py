@@ -117,6 +117,7 @@ async def test_one_call_may_mix_new_and_old_ids(store: Store, ada: Worker) -> No
     assert ids(await drain(ada)) == ["b", "c", "a"]
 
 
+@pytest.mark.one_partition("the order within a queue")
 @pytest.mark.parametrize("old", ["r0", "r17", "r39"])
 async def test_of_many_that_are_alike_those_that_are_there_are_told_apart(store: Store, ada: Worker, old: str) -> None:
     await store.enqueue([start("before"), start(old, input="1")])
