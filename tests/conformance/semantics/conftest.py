@@ -24,17 +24,20 @@ class Backend(Protocol):
     """A kind of store, as the suite around this one knows it."""
 
     def open(self, path: Path, clock: Any, /) -> Store: ...
+    @property
+    def in_one_partition(self) -> Backend: ...
 
 
 @pytest.fixture
 def empty_store(backend: Backend, tmp_path: Path) -> Open:
-    """Opens an empty store of the kind under test, on the clock that is given."""
+    """Opens an empty store of the kind under test, on the clock that is given. What partitions change is asked of the
+    store by the suite around this one."""
     numbers = itertools.count()
 
     def open(clock: VirtualClock) -> Store:
         directory = tmp_path / f"store-{next(numbers)}"
         directory.mkdir()
-        return backend.open(directory, clock)
+        return backend.in_one_partition.open(directory, clock)
 
     return open
 

@@ -172,7 +172,6 @@ def test_watching_without_an_event_loop(play: Play) -> None:
     assert changes[-1].progress == "on its way"
 
 
-@pytest.mark.one_partition("the order of runs that were started in one millisecond, in lists")
 async def test_labels_find_runs(play: Play) -> None:
     app = new_app()
 

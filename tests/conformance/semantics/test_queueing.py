@@ -209,7 +209,6 @@ async def test_a_run_may_start_others_of_its_group_to_come_after_it(play: Play) 
 
 
 @pytest.mark.parametrize("scope", [{"queue": "default"}, {"workflow": "flow"}, {}, {"group": "g"}])
-@pytest.mark.one_partition("the limit of a queue, a workflow or the namespace")
 async def test_a_limit_holds_and_changes_at_run_time(play: Play, scope: dict[str, Any]) -> None:
     app, gate = new_app(), Gate()
 
@@ -292,7 +291,6 @@ async def test_what_code_declares_does_not_win_over_what_is_stored(
         assert "code declares" not in caplog.text
 
 
-@pytest.mark.one_partition("a rate that is not a group's")
 async def test_a_rate_spaces_starts_by_the_stores_clock(play: Play) -> None:
     app, at = new_app(), list[int]()
 

@@ -139,7 +139,6 @@ async def test_a_start_may_be_put_off(play: Play) -> None:
         assert [await run.result() for run in runs] == ["ran"] * 2
 
 
-@pytest.mark.one_partition("the order within a queue")
 async def test_lower_priorities_come_first_and_then_the_order_of_starting(play: Play) -> None:
     app, order = new_app(), list[str]()
 
@@ -317,7 +316,6 @@ async def test_a_runs_logger_says_whose_lines_they_are(play: Play, caplog: pytes
     assert (line.__dict__["run"], line.__dict__["attempt"]) == (run.id, 1)
 
 
-@pytest.mark.one_partition("the order of runs that were started in one millisecond, in lists")
 async def test_runs_are_listed_and_found(play: Play) -> None:
     app = new_app()
 

@@ -119,7 +119,6 @@ async def test_throttle_starts_once_in_a_period(play: Play) -> None:
         assert (await start(3)).id != first.id
 
 
-@pytest.mark.one_partition("a child with a unique key of its own, which may lie apart from its parent")
 async def test_a_child_with_a_key_that_is_taken_is_the_run_that_has_it(play: Play) -> None:
     app = new_app()
 
