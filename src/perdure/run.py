@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from secrets import token_hex
@@ -235,6 +235,20 @@ class Run(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"
+
+
+def check_handles(client: Client, runs: Iterable[Run[R]], what: str) -> dict[str, Run[R]]:
+    """Handles on runs of the store that `client` uses, by their ids, or `InvalidInput`."""
+    if not isinstance(runs, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"{what} takes the handles of runs, not {runs!r}")
+    handles: dict[str, Run[R]] = {}
+    for run in runs:
+        if not isinstance(run, Run):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"{what} takes handles of runs, not {run!r}; app.run(id) gives one")
+        if run._client is not client:
+            raise InvalidInput(f"{what}: run {run.id} is of another app; app.run(id) gives a handle of this one")
+        handles[run.id] = run
+    return handles
 
 
 def _check_reason(reason: str) -> None:

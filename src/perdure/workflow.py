@@ -189,10 +189,9 @@ class Workflow(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
 
-    # --- for StartCall
-
     @property
     def app(self) -> App:
+        """The app that it is a workflow of."""
         return self._app
 
 
@@ -293,6 +292,14 @@ class StartCall(Generic[P, R]):
         return Call(open_child_batch, what, scope.execution)
 
     # ---
+
+    @property
+    def app(self) -> App:
+        """The app of the workflow."""
+        return self._workflow.app
+
+    def __repr__(self) -> str:
+        return repr(self._workflow)
 
     def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
         """The start that a call with these arguments would be."""
