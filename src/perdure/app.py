@@ -65,12 +65,14 @@ class App:
       that any name will do, and a mistyped one shows as a run that waits: `perdure start` and `why` say that no worker
       serves its queue, and which one was meant.
 
+    Raises `StoreUrlError` and `InvalidInput`.
+
         app = App("sqlite:///shop.db")
     """
 
     def __init__(self, url: str, *, max_value_bytes: int = 1024 * 1024, queues: Sequence[str] | None = None) -> None:
         self.url = url
-        self.max_value_bytes = max_value_bytes
+        self.max_value_bytes = check_count(max_value_bytes, "max_value_bytes")
         self.client = Client(open_store(url))
         self.clock: Clock = StoreClock()
         self.limits = LimitControl(self)

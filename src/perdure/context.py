@@ -11,9 +11,10 @@ from typing import Any, TypeVar, overload
 from perdure.call import Call
 from perdure.clock import epoch_millis, millis
 from perdure.codec import Decoder, encode
-from perdure.engine.scope import Scope, check_key, scope_needed
+from perdure.engine.scope import Scope, scope_needed
 from perdure.engine.waits import signal_for, sleep_for
 from perdure.errors import InvalidInput
+from perdure.options import check_signal
 
 T = TypeVar("T")
 
@@ -118,7 +119,7 @@ def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | Non
         approval = await wait_signal("approve", Approval, timeout=timedelta(days=7))
     """
     limit = None if timeout is None else millis(timeout, "timeout")
-    check_key(name)
+    check_signal(name)
     scope = scope_needed("wait_signal()")
     decoder: Decoder[Any] = Decoder(Any if type is None else type, f"signal {name}")
     return _call(scope, f"signal:{name}", lambda key: signal_for(scope.execution, key, name, decoder, limit))

@@ -47,7 +47,8 @@ def as_they_end(
     """The runs that are `waiting`, whenever `look` names some of them, until none is left. One subscription tells when
     to look.
 
-    Raises `NotDurable` in a workflow, where their order would be another one at each replay; and in a step `WouldDeadlock`, once it would have to wait.
+    Raises `NotDurable` in a workflow, where their order would be another one at each replay; and in a step
+    `WouldDeadlock`, once it would have to wait.
     """
     in_step = holds_slot(client)
 
