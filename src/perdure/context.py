@@ -88,8 +88,8 @@ def current_run() -> RunContext:
 def sleep(duration: timedelta | float) -> Call[None]:
     """Sleeps durably: the run is put away and goes on when the time has come, whatever happens meanwhile.
 
-    `duration` is a timedelta or seconds, from the first time that the run gets here. It holds no slot, thread or
-    connection. Only inside of a workflow.
+    `duration` is a timedelta or seconds, from the first time that the run gets here. In a workflow it holds no slot,
+    thread or connection; in a step, which is not put away, it holds the step's slot. `NotInWorkflow` outside of a run.
 
         await sleep(timedelta(days=2))
     """
@@ -99,7 +99,8 @@ def sleep(duration: timedelta | float) -> Call[None]:
 
 
 def sleep_until(when: datetime) -> Call[None]:
-    """Sleeps durably until an aware datetime; a moment that has passed does not wait. Only inside of a workflow."""
+    """Sleeps durably until an aware datetime; a moment that has passed does not wait. In a step it holds the slot, as
+    `sleep` does. `NotInWorkflow` outside of a run."""
     at = epoch_millis(when, "the end of a sleep")
     scope = scope_needed("sleep_until()")
     return _call(scope, "sleep", lambda key: sleep_for(scope.execution, key, at=at))
