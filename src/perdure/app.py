@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from perdure.batch import Batch
-from perdure.call import Call
+from perdure.call import Call, Stream
 from perdure.client import Client
 from perdure.clock import Clock, StoreClock, millis, time_limit
+from perdure.ended import as_ended
 from perdure.engine.definitions import Key
 from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownQueue, UnknownWorkflow
@@ -36,7 +37,7 @@ from perdure.schedules import ScheduleControl, make_timing
 from perdure.stores import open_store
 from perdure.stores.base import PRUNE_LIMIT, Store
 from perdure.wording import did_you_mean
-from perdure.workflow import Workflow, WorkflowDecorator
+from perdure.workflow import StartCall, Workflow, WorkflowDecorator
 
 if TYPE_CHECKING:
     from perdure.engine.worker import Worker
@@ -64,12 +65,14 @@ class App:
       that any name will do, and a mistyped one shows as a run that waits: `perdure start` and `why` say that no worker
       serves its queue, and which one was meant.
 
+    Raises `StoreUrlError` and `InvalidInput`.
+
         app = App("sqlite:///shop.db")
     """
 
     def __init__(self, url: str, *, max_value_bytes: int = 1024 * 1024, queues: Sequence[str] | None = None) -> None:
         self.url = url
-        self.max_value_bytes = max_value_bytes
+        self.max_value_bytes = check_count(max_value_bytes, "max_value_bytes")
         self.client = Client(open_store(url))
         self.clock: Clock = StoreClock()
         self.limits = LimitControl(self)
@@ -354,6 +357,40 @@ class App:
     def batch(self, batch_id: str) -> Batch[Any]:
         """A handle on a batch of any workflow; `workflow.get_batch(id)` gives a typed one."""
         return Batch(self.client, check_text(batch_id, "the id of a batch"), self.run)
+
+    def start_many(
+        self, workflow: Workflow[..., R] | StartCall[..., R], inputs: Iterable[Any], *, ids: Iterable[str] | None = None
+    ) -> Call[list[Run[R]]]:
+        """Makes a run of the workflow for each item: `workflow.start_many(inputs, ids=ids)`, which see, for code that
+        has the app in hand. `workflow.options(…)` in place of the workflow sets options for all of them.
+
+        Raises `InvalidInput` when one item doesn't fit; then none is started.
+
+            runs = await app.start_many(parse, paths)
+            async for run in app.as_ended(runs):
+                print(run.id, await run.result())
+        """
+        if not isinstance(workflow, Workflow | StartCall):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"what start_many() makes runs of is a workflow of the app, not {workflow!r}")
+        if workflow.app is not self:
+            raise InvalidInput(f"start_many(): {workflow!r} is of another app; say it to that one")
+        return workflow.start_many(inputs, ids=ids)
+
+    def as_ended(self, runs: Iterable[Run[R]]) -> Stream[Run[R]]:
+        """Runs, of any workflows, as they end: each of the handles once, those that have ended already first. Any
+        number of them shares one subscription. A run that is not there, or not any more, comes as well: its `result`
+        raises `RunNotFound`.
+
+        Raises `InvalidInput` for what is no handle of this app; `NotDurable` inside of a workflow, where the order
+        would be another one when it is replayed; `WouldDeadlock` in a step, which keeps its slot, when it would have to
+        wait for a run of the same store.
+
+            async for run in app.as_ended(runs):        # async
+                print(run.id, await run.result())
+            for run in app.as_ended(runs):              # sync
+                print(run.id, run.result().wait())
+        """
+        return as_ended(self.client, runs)
 
     def counts(self) -> Call[list[Count]]:
         """How many runs there are, by queue, workflow and state."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from perdure.call import Call, Stream
+from perdure.ended import among, as_they_end, ended_among
 from perdure.engine.history import through_outages
 from perdure.engine.scope import holds_slot, wait_in_step, workflow_scope
 from perdure.errors import BatchNotFound
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from perdure.client import Client
 
 R = TypeVar("R")
-
-_ASKED = 1000
-"""Runs whose outcomes one call to the store asks for."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +99,31 @@ class Batch(Generic[R]):
 
     def ended(self) -> Stream[Run[R]]:
         """Its runs as they end, each once; those that have ended already come first, and those that were deleted are
-        left out. Raises `NotDurable` inside of a workflow, where the order would be another one when it is replayed.
+        left out. For runs that are no batch see `App.as_ended`.
+
+        Raises `NotDurable` inside of a workflow, where the order would be another one when it is replayed, and
+        `WouldDeadlock` in a step, which keeps its slot, when it would have to wait for a run of the same store.
 
             async for run in batch.ended():
                 print(run.id, await run.result())
         """
-        return self._client.stream(self._ended, f"ended() of batch {self.id}")
+        waiting: dict[str, Run[R]] = {}
+        begun = False
+
+        async def look(store: Store) -> list[str]:
+            nonlocal begun
+            record = await self._record(store)
+            if not begun:
+                waiting.update((run.id, run) for run in self._runs(record.total))
+                begun = True
+            left = _progress(record).left
+            found = await ended_among(store, waiting) if left < len(waiting) else []
+            if not left:  # what has not ended now is live again, or gone
+                for run_id in await among(store.missing, waiting.keys() - set(found)):
+                    del waiting[run_id]
+            return found
+
+        return as_they_end(self._client, waiting, look, f"ended() of batch {self.id}")
 
     async def _result(self, *, in_step: bool) -> list[R]:
         runs: list[Run[R]] = []
@@ -119,30 +136,6 @@ class Batch(Generic[R]):
                     raise wait_in_step(f"result() of batch {self.id}")
         return [await run.result() for run in runs]
 
-    async def _ended(self) -> AsyncGenerator[Run[R]]:
-        waiting: dict[str, Run[R]] | None = None
-        async with aclosing(self._client.follow(self._record, Topic.ENDED)) as records:
-            async for record in records:
-                if waiting is None:
-                    waiting = {run.id: run for run in self._runs(record.total)}
-                left = _progress(record).left
-                if left < len(waiting):
-                    for run_id in await self._among(list(waiting)):
-                        yield waiting.pop(run_id)
-                if not left:  # what has not ended now is live again, or gone
-                    for run_id in await self._gone(list(waiting)):
-                        del waiting[run_id]
-                if not waiting:
-                    return
-
-    async def _among(self, run_ids: list[str]) -> list[str]:
-        store = await self._client.store()
-        return [ended.id for asked in _chunks(run_ids) for ended in await store.ended(asked)]
-
-    async def _gone(self, run_ids: list[str]) -> list[str]:
-        store = await self._client.store()
-        return [run_id for asked in _chunks(run_ids) for run_id in await store.missing(asked)]
-
     def _runs(self, total: int) -> list[Run[R]]:
         return [self._run(f"{self.id}/{number}") for number in range(total)]
 
@@ -154,10 +147,6 @@ class Batch(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<batch {self.id}>"
-
-
-def _chunks(run_ids: list[str]) -> list[list[str]]:
-    return [run_ids[first : first + _ASKED] for first in range(0, len(run_ids), _ASKED)]
 
 
 def _progress(record: BatchRecord) -> BatchProgress:

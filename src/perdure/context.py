@@ -11,9 +11,10 @@ from typing import Any, TypeVar, overload
 from perdure.call import Call
 from perdure.clock import epoch_millis, millis
 from perdure.codec import Decoder, encode
-from perdure.engine.scope import Scope, check_key, scope_needed
+from perdure.engine.scope import Scope, scope_needed
 from perdure.engine.waits import signal_for, sleep_for
 from perdure.errors import InvalidInput
+from perdure.options import check_signal
 
 T = TypeVar("T")
 
@@ -87,8 +88,8 @@ def current_run() -> RunContext:
 def sleep(duration: timedelta | float) -> Call[None]:
     """Sleeps durably: the run is put away and goes on when the time has come, whatever happens meanwhile.
 
-    `duration` is a timedelta or seconds, from the first time that the run gets here. It holds no slot, thread or
-    connection. Only inside of a workflow.
+    `duration` is a timedelta or seconds, from the first time that the run gets here. In a workflow it holds no slot,
+    thread or connection; in a step, which is not put away, it holds the step's slot. `NotInWorkflow` outside of a run.
 
         await sleep(timedelta(days=2))
     """
@@ -98,7 +99,8 @@ def sleep(duration: timedelta | float) -> Call[None]:
 
 
 def sleep_until(when: datetime) -> Call[None]:
-    """Sleeps durably until an aware datetime; a moment that has passed does not wait. Only inside of a workflow."""
+    """Sleeps durably until an aware datetime; a moment that has passed does not wait. In a step it holds the slot, as
+    `sleep` does. `NotInWorkflow` outside of a run."""
     at = epoch_millis(when, "the end of a sleep")
     scope = scope_needed("sleep_until()")
     return _call(scope, "sleep", lambda key: sleep_for(scope.execution, key, at=at))
@@ -118,7 +120,7 @@ def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | Non
         approval = await wait_signal("approve", Approval, timeout=timedelta(days=7))
     """
     limit = None if timeout is None else millis(timeout, "timeout")
-    check_key(name)
+    check_signal(name)
     scope = scope_needed("wait_signal()")
     decoder: Decoder[Any] = Decoder(Any if type is None else type, f"signal {name}")
     return _call(scope, f"signal:{name}", lambda key: signal_for(scope.execution, key, name, decoder, limit))

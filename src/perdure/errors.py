@@ -96,14 +96,14 @@ class IdConflict(PerdureError):
 def id_conflict(run_id: str, start: str) -> IdConflict:
     """What to say of a start whose id is taken by something else."""
     return IdConflict(
-        f"run {run_id!r} exists with another workflow or input than {start}; an id names one piece of work for ever:"
+        f"run {run_id!r} exists with another workflow or input than {start}; an id names one piece of work:"
         " use another id, or app.run(id) for the one that exists"
     )
 
 
 def batch_conflict(batch: str, what: str) -> IdConflict:
     """What to say of a batch that is opened again as another one."""
-    return IdConflict(f"batch {batch!r} exists {what}; an id names one batch for ever: use another id")
+    return IdConflict(f"batch {batch!r} exists {what}; an id names one batch: use another id")
 
 
 class ErrorInfo(Struct, omit_defaults=True):

@@ -98,11 +98,20 @@ def _conflict(
     return conflict, period
 
 
-def key_of(given: Key | None, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def key_of(given: Key | None, what: str, workflow: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """A key that is given, or made of the input; "" when there is none."""
     if given is None:
         return ""
-    return check_name(given if isinstance(given, str) else given(*args, **kwargs), what)
+    if isinstance(given, str):
+        return check_name(given, what)
+    try:
+        key = given(*args, **kwargs)
+    except Exception as error:  # code of the user, which may raise anything
+        raise InvalidInput(
+            f"the function for {what} of workflow {workflow} raised {type(error).__name__}: {error}; it gets the"
+            " arguments of the start, and gives a string"
+        ) from error
+    return check_name(key, what)
 
 
 def check_key(given: Key | None, what: str) -> Key | None:
@@ -124,6 +133,13 @@ def check_name(name: str, what: str) -> str:
         raise InvalidInput(f"{what} is named by 1 to {_LONGEST} characters, not by {shown}")
     if any(unicodedata.category(each) in ("Cc", "Cs", "Zl", "Zp") for each in name):
         raise InvalidInput(f"{what} is named without control characters and line breaks, not by {name!r}")
+    return name
+
+
+def check_signal(name: str) -> str:
+    """The name of a signal, or `InvalidInput`."""
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST or not name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"a signal's name is a string of 1 to {_LONGEST} printable characters, not {name!r}")
     return name
 
 

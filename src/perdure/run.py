@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from secrets import token_hex
@@ -14,13 +14,13 @@ from msgspec import json
 from perdure.call import Call, Stream
 from perdure.clock import millis, moment
 from perdure.codec import Decoder, encode
-from perdure.engine.scope import check_key, holds_slot, wait_in_step, workflow_scope
+from perdure.engine.scope import holds_slot, wait_in_step, workflow_scope
 from perdure.engine.waits import result, result_of, send_cancel, send_signal
 from perdure.errors import ErrorInfo, InvalidInput, RunNotFound
 from perdure.explain import reason_of
 from perdure.failures import decode_failure
 from perdure.model import Checkpoint, Outcome, RunRecord, Signal, State
-from perdure.options import check_labels, check_name, check_text
+from perdure.options import check_labels, check_name, check_signal, check_text
 from perdure.stores.base import PAGE, Store, Topic
 from perdure.transactions import call_within
 
@@ -96,9 +96,10 @@ class Run(Generic[R]):
         """Sends the run a signal, which is kept until the run takes it with `wait_signal(name)`.
 
         Sent by a workflow it is sent once, whatever happens to the run that sends it. With `transaction` (see
-        `Workflow.options`) it is sent when that commits. Raises `RunEnded` when the run has ended.
+        `Workflow.options`) it is sent when that commits. Raises `RunEnded` when the run has ended, `InvalidInput` for a
+        name or value that can't be.
         """
-        check_key(name)
+        check_signal(name)
         body = encode(value, f"the value of signal {name}", self._max_value_bytes)
         message = Signal(token_hex(16), self.id, name, body)
         scope = workflow_scope(self._client, f"run {self.id}")
@@ -235,6 +236,20 @@ class Run(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"
+
+
+def check_handles(client: Client, runs: Iterable[Run[R]], what: str) -> dict[str, Run[R]]:
+    """Handles on runs of the store that `client` uses, by their ids, or `InvalidInput`."""
+    if not isinstance(runs, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"{what} takes the handles of runs, not {runs!r}")
+    handles: dict[str, Run[R]] = {}
+    for run in runs:
+        if not isinstance(run, Run):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"{what} takes handles of runs, not {run!r}; app.run(id) gives one")
+        if run._client is not client:
+            raise InvalidInput(f"{what}: run {run.id} is of another app; app.run(id) gives a handle of this one")
+        handles[run.id] = run
+    return handles
 
 
 def _check_reason(reason: str) -> None:

@@ -45,7 +45,7 @@ def encode(value: object, what: str, limit: int) -> str:
     encode({"at": datetime.now(UTC)}, "the result of step 'now'", 1_000_000)
     ```
     """
-    return _checked(_encode, value, what, limit)
+    return _checked(_encode_whole, value, what, limit)
 
 
 def encode_stable(value: object, what: str, limit: int) -> str:
@@ -162,12 +162,40 @@ _encode_sorted = json.Encoder(enc_hook=_to_plain, order="deterministic").encode
 _pack = msgpack.Encoder(enc_hook=_to_plain).encode
 
 
+class _SameKeys(ValueError):
+    """Two keys of a dict are one in JSON, which would lose what one of them has."""
+
+
+def _encode_whole(value: object) -> bytes:
+    raw = _encode(value)
+    if b'":' in raw:
+        try:
+            _encode_sorted(value)  # the quickest way to find out whether all keys are str, which can't be the same
+        except TypeError:
+            _check_keys(value, raw)
+    return raw
+
+
 def _encode_stable(value: object) -> bytes:
     try:
         return _encode_sorted(value)
     except TypeError:  # msgspec sorts dicts by str keys alone; numbers, UUIDs and the like become such first
         plain = msgspec.to_builtins(value, str_keys=True, order="deterministic", enc_hook=_to_plain)
+        _check_keys(value, _encode(value))
         return _encode_sorted(plain)
+
+
+def _check_keys(value: object, raw: bytes) -> None:
+    if _encode(json.decode(raw)) != raw and _locate(value, _has_same_keys) is not None:
+        raise _SameKeys
+
+
+def _has_same_keys(value: object) -> bool:
+    if isinstance(value, Mapping):
+        keys = dict.fromkeys(cast("Mapping[object, object]", value))
+        if len(json.decode(_encode(keys))) < len(keys):
+            return True
+    return any(_has_same_keys(child) for _, child in _children(value))
 
 
 # --- errors; the values are only walked here, after something went wrong or might have
@@ -196,10 +224,13 @@ def _checked(encoder: Callable[[object], bytes], value: object, what: str, limit
 def _refused(value: object, what: str, error: Exception) -> EncodingError:
     if isinstance(error, RecursionError):
         return EncodingError(f"{what} can't be written as JSON: it contains itself, or is nested too deeply")
-    path, part = _locate(value, _fails) or ("$", value)
+    bad = _has_same_keys if isinstance(error, _SameKeys) else _fails
+    path, part = _locate(value, bad) or ("$", value)
     kind = _full_name(type(part))
     if isinstance(error, UnicodeError):
         reason = f"{path} is a {kind} with lone surrogates; pass bytes, or text that is valid Unicode"
+    elif isinstance(error, _SameKeys):
+        reason = f"{path} is a {kind} with keys that are the same in JSON, as 1 and '1' are; use keys of one type"
     elif isinstance(part, dict):
         reason = f"{path} is a {kind} with a key that can't be one in JSON; use str or int keys"
     elif isinstance(error, TypeError) and "can't be written as JSON" in str(error):

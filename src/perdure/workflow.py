@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, ca
 
 from perdure.batch import Batch
 from perdure.call import Call
-from perdure.engine.definitions import WorkflowDefinition, function_name
+from perdure.engine.definitions import Key, WorkflowDefinition, function_name
 from perdure.engine.halt import ContinueAsNew
 from perdure.engine.scope import Scope, holds_slot, scope_needed, wait_in_step, workflow_scope
 from perdure.engine.waits import child_id, open_batch, result_of, start_child
@@ -189,10 +189,9 @@ class Workflow(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
 
-    # --- for StartCall
-
     @property
     def app(self) -> App:
+        """The app that it is a workflow of."""
         return self._app
 
 
@@ -294,6 +293,14 @@ class StartCall(Generic[P, R]):
 
     # ---
 
+    @property
+    def app(self) -> App:
+        """The app of the workflow."""
+        return self._workflow.app
+
+    def __repr__(self) -> str:
+        return repr(self._workflow)
+
     def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
         """The start that a call with these arguments would be."""
         workflow, options = self._workflow, self._options
@@ -309,12 +316,10 @@ class StartCall(Generic[P, R]):
             timeout=definition.timeout if options.timeout is None else options.timeout,
             max_crashes=definition.max_crashes,
             version=definition.version,
-            group=key_of(definition.group if options.group is None else options.group, "a group", args, kwargs),
+            group=self._key(options.group, definition.group, "a group", args, kwargs),
             group_limit=definition.group_limit,
             group_keep=definition.group_keep,
-            session=key_of(
-                definition.session if options.session is None else options.session, "a session", args, kwargs
-            ),
+            session=self._key(options.session, definition.session, "a session", args, kwargs),
             unique=self._unique(args, kwargs),
             labels=options.labels or {},
         )
@@ -340,8 +345,13 @@ class StartCall(Generic[P, R]):
 
     def _unique(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Unique | None:
         options, definition = self._options, self._workflow.definition
-        key = key_of(definition.unique if options.unique is None else options.unique, "a unique key", args, kwargs)
+        key = self._key(options.unique, definition.unique, "a unique key", args, kwargs)
         return Unique(key, options.on_conflict, options.period) if key else None
+
+    def _key(
+        self, given: str | None, declared: Key | None, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str:
+        return key_of(declared if given is None else given, what, self._workflow.name, args, kwargs)
 
     def _child(self, scope: Scope, start: Start, *, named: bool = False) -> tuple[str, Start]:
         key = scope.key(self._workflow.name)

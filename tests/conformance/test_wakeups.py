@@ -76,6 +76,14 @@ async def test_a_cancel_wakes_the_owner_and_those_who_wait_for_the_end(store: St
         await ended.after(lambda: store.cancel("queued", "x"))
 
 
+async def test_who_asks_for_an_end_twice_hears_of_it_twice(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("r")])
+    await ada.settle(await ada.claim_one())
+    async with subscribed(store, Topic.ENDED):
+        for _ in range(3):
+            assert [ended.id for ended in await store.ended(["r"])] == ["r"]
+
+
 @pytest.mark.parametrize("to", [To.SUCCEEDED, To.FAILED, To.CANCELLED])
 async def test_the_end_of_a_run_wakes_those_who_wait_for_results(store: Store, ada: Worker, to: To) -> None:
     await store.enqueue([start("r")])

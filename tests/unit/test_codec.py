@@ -129,12 +129,9 @@ def test_values_travel(value: object, annotation: object) -> None:
     assert type(again) is type(value)
 
 
+finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"])),
+    st.none() | st.booleans() | st.integers() | finite | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
     max_leaves=20,
 )
@@ -181,6 +178,34 @@ class Word(str):
 def test_what_can_not_be_written_is_named_with_its_place(value: object, says: str) -> None:
     with pytest.raises(EncodingError, match="the result of step 'x' can't be written as JSON: " + says):
         encode(value, "the result of step 'x'", LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({1: "a", "1": "b"}, ""),
+        ({"a": [{"x": 0}, {1.5: 1, "1.5": 2}]}, r"\.a\[1\]"),
+        ({Color.RED: 1, "red": 2}, ""),
+        (Order("7", weight={UUID(int=0): 1, str(UUID(int=0)): 2}), r"\.weight"),  # pyright: ignore[reportArgumentType]
+        ({Word("a"): {Decimal("1.0"): 1, "1.0": 2}}, r"\.a"),
+    ],
+)
+def test_keys_that_are_one_in_json_are_refused(value: object, place: str) -> None:
+    says = r"can't be written as JSON: \$%s is a dict with keys that are the same in JSON"
+    with pytest.raises(EncodingError, match=says % place):
+        encode(value, "it", LIMIT)
+    with pytest.raises(EncodingError, match=says % (r"\.count" + place)):
+        Signature(maybe, "step 'm'", open_ended=True).digest((value,), {}, LIMIT)
+
+
+@given(st.dictionaries(st.one_of(st.integers(), st.dates(), st.uuids(), finite), json_values))
+def test_keys_of_other_types_travel(value: dict[object, object]) -> None:
+    texts = msgspec.json.decode(msgspec.json.encode(dict.fromkeys(value)))
+    if len(texts) == len(value):
+        assert encode(value, "it", LIMIT) == msgspec.json.encode(value).decode()
+    else:
+        with pytest.raises(EncodingError, match="the same in JSON"):
+            encode(value, "it", LIMIT)
 
 
 def test_none_beside_bytes_that_look_like_nan_is_fine() -> None:

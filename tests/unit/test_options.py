@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from perdure import App
-from perdure.errors import DefinitionError, ErrorInfo, InvalidInput, StepFailed, UnknownQueue
+from perdure import App, wait_signal
+from perdure.errors import DefinitionError, ErrorInfo, InvalidInput, StepFailed, StoreUrlError, UnknownQueue
 from perdure.failures import cause_of, raised_by
 from perdure.model import OnConflict, Rate, Unique
 from perdure.rates import parse_rate, show_rate
@@ -152,6 +153,26 @@ def test_keys_are_made_of_the_arguments(app: App) -> None:
     assert flow.options(group="other").make_start(("ada", 3), {}).group == "other"
 
 
+@pytest.mark.parametrize(("option", "what"), [("group", "group"), ("session", "session"), ("unique", "unique key")])
+def test_a_function_for_a_key_that_raises_is_named(app: App, option: str, what: str) -> None:
+    options: dict[str, Any] = {option: lambda order: order["customer"]}  # pyright: ignore[reportUnknownLambdaType]
+
+    @app.workflow(**options)
+    async def ship(order: dict[str, str]) -> None: ...
+
+    with pytest.raises(
+        InvalidInput, match=f"the function for a {what} of workflow ship raised KeyError: 'customer'"
+    ) as error:
+        ship.start({"id": "7"})
+    assert isinstance(error.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("url", [None, b"sqlite://", Path("shop.db"), 7])
+def test_a_store_is_named_by_a_text(url: Any) -> None:
+    with pytest.raises(StoreUrlError, match=r"a store URL is a string such as 'sqlite:///name\.db', not "):
+        App(url)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -252,6 +273,14 @@ def test_schedules_that_can_not_be(app: App) -> None:
         (lambda app, flow: app.limits.pause(who="x" * 201), "who made a change"),
         (lambda app, flow: app.workflow(accepts="12"), r"write accepts=\['12'\]"),
         (lambda app, flow: app.workflow(group_keep="no"), "group_keep is True or False"),
+        (lambda app, flow: App(app.url, max_value_bytes=-1), "max_value_bytes is a whole number from 1 on, not -1"),
+        (
+            lambda app, flow: App(app.url, max_value_bytes=cast(Any, "x")),
+            "max_value_bytes is a whole number from 1 on, not 'x'",
+        ),
+        (lambda app, flow: app.run("a").signal(""), "a signal's name is a string of 1 to 200 printable characters"),
+        (lambda app, flow: app.run("a").signal(None), "a signal's name is a string .*, not None"),
+        (lambda app, flow: wait_signal("a\n"), "a signal's name is a string"),
     ],
 )
 def test_what_can_not_be_is_told_in_words(app: App, wrong: Callable[[App, Any], object], told: str) -> None:

@@ -11,9 +11,8 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Container, Coroutine, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from perdure.engine.scope import scope_of_creator
 
@@ -25,23 +24,39 @@ _MOVED_BY_TASKS = {"locks.py", "queues.py", "taskgroups.py"}
 _WAITING_FOR_TASKS = {"_wait", "_wait_for_one"}
 
 
-NewTask: TypeAlias = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+class Adoption:
+    """Has each task that code of a run makes be known to its execution, until this ends.
 
+    A task factory that is set is kept in use, and put back by the last adoption of the loop, unless another one was set
+    meanwhile.
+    """
 
-def adopt_tasks(loop: asyncio.AbstractEventLoop) -> NewTask:
-    """Has each task that code of a run makes be known to its execution. A task factory that is set is kept in use.
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        factory = loop.get_task_factory()
+        if not isinstance(factory, _Adopting):
+            factory = _Adopting(factory)
+            loop.set_task_factory(factory)
+        factory.adoptions.add(self)
+        self._loop = loop
+        self._factory = factory
 
-    Returns what makes the tasks of runs themselves, which are nobody's to adopt."""
-    factory = loop.get_task_factory()
-    if not isinstance(factory, _Adopting):
-        factory = _Adopting(factory)
-        loop.set_task_factory(factory)
-    return partial(factory.make, loop)
+    def new_task(self, coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Makes the task of a run itself, which is nobody's to adopt."""
+        return self._factory.make(self._loop, coro)
+
+    def end(self) -> None:
+        """Adopts no more; may be repeated."""
+        factory = self._factory
+        factory.adoptions.discard(self)
+        if not factory.adoptions and self._loop.get_task_factory() is factory:
+            self._loop.set_task_factory(factory.previous)
 
 
 class _Adopting:
     def __init__(self, previous: Callable[..., Any] | None) -> None:
+        self.previous = previous
         self.make: Callable[..., Any] = _task if previous is None else previous
+        self.adoptions: set[Adoption] = set()
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         task = self.make(loop, coro, **options)

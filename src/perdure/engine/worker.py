@@ -20,7 +20,7 @@ from perdure.engine.leases import LeaseThread
 from perdure.engine.points import Tap
 from perdure.engine.processes import Processes
 from perdure.engine.pump import Pump
-from perdure.engine.tasks import adopt_tasks
+from perdure.engine.tasks import Adoption
 from perdure.engine.threads import ThreadLayers
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.model import Millis, Retention
@@ -69,7 +69,8 @@ class Runtime:
         self.tap = tap
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
-        self.new_task = adopt_tasks(self.loop)
+        self.adoption = Adoption(self.loop)
+        self.new_task = self.adoption.new_task
         self.executions: dict[int, Execution] = {}
         self.pump = Pump(store, clock, free=lambda: concurrency - len(self.executions), begin=begin)
         self.threads = ThreadLayers(min(concurrency, 64))
@@ -187,7 +188,11 @@ class Worker:
             begin=self._begin,
             tap=self._tap,
         )
-        await self._register()
+        try:
+            await self._register()
+        except BaseException:
+            await self._leave(None)
+            raise
         try:
             self._subscription = await self.runtime.store.subscribe(Topic.WORK, self._runtime.pump.hint)
         except BaseException:
@@ -255,6 +260,7 @@ class Worker:
         if self._subscription is not None:
             await self._farewell(self._subscription.close())
         self.runtime.processes.close()
+        self.runtime.adoption.end()
 
     async def _farewell(self, work: Awaitable[Any]) -> None:
         """Does something at the end that may fail or hang without keeping the end from coming."""

@@ -19,6 +19,8 @@ def open_store(url: str, *, now: Callable[[], Millis] | None = None) -> Store:
 
     Raises `StoreUrlError` when the URL can't be read.
     """
+    if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise StoreUrlError(f"a store URL is a string such as 'sqlite:///name.db', not {url!r}")
     scheme, separator, _ = url.partition("://")
     if separator and scheme == "sqlite":
         from perdure.stores.sqlite import SqliteStore, parse_url

@@ -142,3 +142,22 @@ async def test_a_child_with_a_key_that_is_taken_is_the_run_that_has_it(play: Pla
         await first.signal("go")
         assert [await run.result() for run in flows] == [[first.id, True, "indexed"]] * 2
         assert len(await app.runs(workflow="index")) == 1
+
+
+async def test_an_id_and_a_throttle_hold_as_long_as_the_run_is_kept(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(n: int) -> int:
+        return n
+
+    async with play(app) as sandbox:
+        named, throttled = flow.options(id="a"), flow.options(unique="k", throttle=3600)
+        first = await named.start(1), await throttled.start(1)
+        await sandbox.settle()
+        assert (await named.start(1)).existed and (await throttled.start(2)).existed
+        await app.prune(count=0)
+        again = await named.start(2), await throttled.start(2)
+        assert [run.existed for run in again] == [False, False]
+        assert again[0].id == first[0].id
+        assert [await run.result() for run in again] == [2, 2]

@@ -93,7 +93,9 @@ class Results:
         found = heard.fetch(run_ids)
         known = {each.id for each in found}
         unsure = heard.unsure([run_id for run_id in run_ids if run_id not in known])
-        return found + (await ask(unsure) if unsure else [])
+        answered = await ask(unsure) if unsure else []
+        heard.forget([ended.id for ended in answered])  # no message comes any more: who asks again asks the store
+        return found + answered
 
     async def missing(self, run_ids: Sequence[str], ask: Callable[[Sequence[str]], Awaitable[list[str]]]) -> list[str]:
         """Those of the ids that no run has. Runs that were made here just now are there."""
