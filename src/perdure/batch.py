@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from perdure.call import Call, Stream
 from perdure.ended import among, as_they_end, ended_among
-from perdure.engine.history import through_outages
 from perdure.engine.scope import holds_slot, wait_in_step, workflow_scope
+from perdure.engine.waits import size_of
 from perdure.errors import BatchNotFound
 from perdure.model import BatchRecord
 from perdure.run import Run
@@ -83,13 +83,15 @@ class Batch(Generic[R]):
         if scope is None:
             in_step = holds_slot(self._client)
             return Call(lambda: self._result(in_step=in_step), what)
-        execution = scope.execution
+        execution, key = scope.execution, scope.key("batch.size")
+
+        async def size() -> int:
+            return (await self._record(execution.runtime.store)).total
 
         async def wait_durably() -> list[R]:
-            with execution.in_flight():
-                record = await through_outages(lambda: self._record(execution.runtime.store))
+            runs = self._runs(await size_of(execution, key, size))
             # Side by side, so that the run is put away for all of them at once.
-            outcomes = await asyncio.gather(*(run.result() for run in self._runs(record.total)), return_exceptions=True)
+            outcomes = await asyncio.gather(*(run.result() for run in runs), return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     raise outcome

@@ -195,7 +195,7 @@ def _has_same_keys(value: object) -> bool:
         keys = dict.fromkeys(cast("Mapping[object, object]", value))
         if len(json.decode(_encode(keys))) < len(keys):
             return True
-    return any(_has_same_keys(child) for _, child in _children(value))
+    return any(_has_same_keys(child) for _, child in _children(cast("object", value)))
 
 
 # --- errors; the values are only walked here, after something went wrong or might have

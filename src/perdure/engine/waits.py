@@ -240,6 +240,20 @@ def _keeps_place(execution: Execution) -> bool:
     return bool(execution.claim.group) and execution.definition.group_keep
 
 
+async def size_of(execution: Execution, key: str, ask: Callable[[], Awaitable[int]]) -> int:
+    """How many runs a batch has, asked for once."""
+    saved = await execution.saved(key, Kind.STEP)
+    if saved is not None:
+        await execution.replay(saved.saved_at, saved.position)
+        return json.decode(saved.body or "0", type=int)
+    await execution.live()
+    with execution.in_flight():
+        began, size = execution.now(), await through_outages(ask)
+        body = json.encode(size).decode()
+        await execution.save(Checkpoint(key, Kind.STEP, Outcome.OK, body, started_at=began))
+    return size
+
+
 async def send_signal(execution: Execution, key: str, signal: Signal) -> None:
     """Sends a signal once: its id is kept before it is sent, so that a repetition is the same signal."""
     saved = await execution.saved(key, Kind.SEND)

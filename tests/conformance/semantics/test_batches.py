@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from perdure import BatchProgress, step, wait_signal
+from perdure import BatchProgress, sleep, step, wait_signal
 from perdure.errors import BatchNotFound, IdConflict, InvalidInput, RunFailed, RunNotFound
 
 from .conftest import Explore, Play
@@ -156,6 +156,28 @@ async def test_a_workflow_opens_a_batch_once(explore: Explore) -> None:
         return await batch.result()
 
     (await explore(flow)).check()
+
+
+async def test_the_result_of_a_batch_is_kept_by_the_workflow_that_saw_it(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def item(n: int) -> int:
+        return n
+
+    @app.workflow
+    async def total(batch: str) -> int:
+        seen = await item.get_batch(batch).result()
+        await sleep(3600)
+        return sum(seen)
+
+    async with play(app) as sandbox:
+        await item.options(id="b").start_batch([1, 2, 3])
+        run = await total.start("b")
+        await sandbox.settle()
+        assert await app.prune(workflow="item", age=0) == 3
+        await sandbox.advance(hours=2)
+        assert await run.result() == 6
 
 
 async def test_batches_that_can_not_be(play: Play) -> None:
