@@ -28,6 +28,7 @@ async def other() -> None: ...
 
 CALLS: dict[str, Callable[[], Call[Any] | Stream[Any]]] = {
     "App.runs": app.runs,
+    "App.as_ended": lambda: app.as_ended([app.run("r")]),
     "App.counts": app.counts,
     "App.queues": app.queues,
     "App.failures": app.failures,
@@ -57,7 +58,7 @@ CALLS: dict[str, Callable[[], Call[Any] | Stream[Any]]] = {
     "ScheduleControl.trigger": lambda: app.schedules.trigger("s"),
     "ScheduleControl.remove": lambda: app.schedules.remove("s"),
 }
-KEPT = {"Run.result", "Run.signal", "Run.cancel", "Batch.result"}
+KEPT = {"App.start_many", "Run.result", "Run.signal", "Run.cancel", "Batch.result"}
 """What a workflow may do itself: it is kept."""
 
 
