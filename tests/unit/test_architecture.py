@@ -162,6 +162,17 @@ def test_all_ways_to_import_are_found(tmp_path: Path) -> None:
     ]
 
 
+def test_nothing_hangs_on_assert() -> None:
+    """`python -O` leaves asserts out, and who gets an AssertionError does not learn what to do."""
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+        if isinstance(node, ast.Assert)
+    ]
+    assert found == []
+
+
 UNWANTED = [
     "asyncpg",
     "click",
