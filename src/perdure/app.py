@@ -12,7 +12,6 @@ from perdure.client import Client
 from perdure.clock import Clock, StoreClock, millis, time_limit
 from perdure.ended import as_ended
 from perdure.engine.definitions import Key
-from perdure.engine.points import Tap
 from perdure.errors import DefinitionError, InvalidInput, UnknownQueue, UnknownWorkflow
 from perdure.limits import LimitControl
 from perdure.model import Count, FailureCause, Missed, Overlap, QueueReport, Retention, RunQuery, State
@@ -487,7 +486,6 @@ class App:
         sessions: int = 10,
         session_idle: timedelta | float = 60.0,
         name: str | None = None,
-        tap: Tap | None = None,
     ) -> Worker:
         """A worker in this process and event loop: `async with app.worker(): ...`
 
@@ -531,7 +529,6 @@ class App:
             declare=self._declare,
             max_value_bytes=self.max_value_bytes,
             name=name,
-            tap=tap,
         )
 
     async def _declare(self, store: Store) -> None:

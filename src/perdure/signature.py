@@ -113,15 +113,14 @@ class Signature:
             given: object = json.decode(text) if text.strip() else None
         except (MsgspecError, UnicodeError) as error:
             raise self._misfit(f"what was given is not JSON ({error})") from None
-        failure: InvalidInput | None = None
+        misfits: list[InvalidInput] = []
         for args, kwargs in self._readings(given) if text.strip() else [_EMPTY_CALL]:
             try:
                 return self.encode(args, kwargs, limit=sys.maxsize)
             except InvalidInput as error:
-                # Names that fit are what was meant. An array is rather the value of the one parameter.
-                failure = failure if failure and isinstance(given, dict) else error
-        assert failure is not None
-        raise failure
+                misfits.append(error)
+        # Names that fit are what was meant. An array is rather the value of the one parameter.
+        raise misfits[0 if isinstance(given, dict) else -1]
 
     def digest(self, args: tuple[object, ...], kwargs: dict[str, object], limit: int) -> tuple[str, str]:
         """The arguments as JSON, by name and in sorted order, and a short hash of that; types are not checked.

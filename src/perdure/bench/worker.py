@@ -73,13 +73,16 @@ class WorkerProcess:
     """The parent's end of it."""
 
     def __init__(self, process: Process) -> None:
+        if process.stdin is None or process.stdout is None:
+            raise PerdureError("a worker's process is asked and answers through pipes, which this one has not")
         self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
 
     async def vitals(self) -> Vitals:
         """Asks the process; the first answer comes when the worker serves."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(b"\n")
-        line = await self._process.stdout.readline()
+        self._stdin.write(b"\n")
+        line = await self._stdout.readline()
         if not line:
             raise PerdureError(f"the worker's process ended with {await self._process.wait()}; see its output above")
         return json.decode(line, type=Vitals)

@@ -49,8 +49,3 @@ def cancelled(execution: Execution) -> Settle:
         return settle(execution, To.FAILED, deadline_exceeded(), OVERDUE)
     reason = None if cancelling is None else cancelling.reason
     return settle(execution, To.CANCELLED, encode(reason, "the reason", execution.runtime.max_value_bytes))
-
-
-def stopped(execution: Execution) -> Settle:
-    """Its task was cancelled from without: for the run's cancellation, or because the event loop ends."""
-    return release(execution) if execution.cancelling is None else cancelled(execution)

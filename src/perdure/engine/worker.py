@@ -126,7 +126,6 @@ class Worker:
         retention: Sequence[Retention] = (),
         declare: Callable[[Store], Awaitable[None]] | None = None,
         name: str | None = None,
-        tap: Tap | None = None,
     ) -> None:
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
         self._open = store
@@ -142,7 +141,8 @@ class Worker:
         self._retention = retention
         self._declare = declare
         """Puts into the store what code declares, before the worker begins, and before it begins anew."""
-        self._tap = tap
+        # Called at points in the life of runs: the testing kit sets it before the worker starts.
+        self.tap: Tap | None = None
         self._incarnation = 0
         self._lives = 0
         self._stopping = False
@@ -186,7 +186,7 @@ class Worker:
             concurrency=self._concurrency,
             max_value_bytes=self._max_value_bytes,
             begin=self._begin,
-            tap=self._tap,
+            tap=self.tap,
         )
         try:
             await self._register()

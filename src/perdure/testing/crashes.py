@@ -186,7 +186,6 @@ class _Life:
         """Steps that are under way, as far as the points tell."""
         self._kept: set[tuple[str, str]] = set()
         """Steps whose checkpoint is saved, as far as the points tell."""
-        self._sandbox: Sandbox | None = None
 
     @property
     def passed_since_crash(self) -> list[Place]:
@@ -207,8 +206,11 @@ class _Life:
     async def live(
         self, workflow: Workflow[..., Any], args: tuple[Any, ...], signals: Signals, open_store: OpenStore | None
     ) -> None:
-        async with Sandbox(self._app, VirtualClock(), open=open_store, tap=self._tap) as sandbox:
-            self._sandbox = sandbox
+        def tap(point: Point, run_id: str, key: str) -> None:
+            self._tap(sandbox, point, run_id, key)
+
+        sandbox = Sandbox(self._app, VirtualClock(), open=open_store, tap=tap)
+        async with sandbox:
             store = await self._app.client.store()
             run = await workflow.options(id=self._run_id).start(*args)
             left = list(signals)
@@ -235,7 +237,7 @@ class _Life:
 
     # --- crashes
 
-    def _tap(self, point: Point, run_id: str, key: str) -> None:
+    def _tap(self, sandbox: Sandbox, point: Point, run_id: str, key: str) -> None:
         if point is Point.BEFORE_STEP:
             self.times[run_id, key] += 1
             self._begun.add((run_id, key))
@@ -245,10 +247,9 @@ class _Life:
             self._begun.discard((run_id, key))
             self._kept.add((run_id, key))
         if self._pass(point, run_id, key):
-            assert self._sandbox is not None
             self._crashed = True
-            self._sandbox.worker.die()
-            self._sandbox.stirred()
+            sandbox.worker.die()
+            sandbox.stirred()
             raise Halt
         if point is Point.BEFORE_SETTLE:  # which may make it begin anew, with no history
             self._kept = {one for one in self._kept if one[0] != run_id}

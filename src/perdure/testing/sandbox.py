@@ -149,7 +149,8 @@ class Sandbox:
         async def start() -> None:
             if self._worker is not None:
                 raise PerdureError("the sandbox has a worker already; kill_worker() ends it")
-            worker = self.app.worker(concurrency=self._concurrency, lease=_FOR_EVER, tap=self._tap)
+            worker = self.app.worker(concurrency=self._concurrency, lease=_FOR_EVER)
+            worker.tap = self._tap
             await worker.start()
             worker.runtime.stirred = self.stirred
             self._worker = worker

@@ -82,10 +82,15 @@ class _Job(Generic[T]):
 
     __slots__ = ("future", "loop", "operation")
 
-    def __init__(self, operation: Operation[T], loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(
+        self,
+        operation: Operation[T],
+        future: asyncio.Future[T] | Future[T],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.operation = operation
+        self.future = future
         self.loop = loop
-        self.future: asyncio.Future[T] | Future[T] = loop.create_future() if loop else Future()
 
 
 _AnyJob: TypeAlias = _Job[Any]
@@ -129,17 +134,16 @@ class Executor:
 
     async def run(self, operation: Operation[T]) -> T:
         """Runs an operation and waits for its commit, in any event loop. Cancelling does not undo it."""
-        job = _Job(operation, asyncio.get_running_loop())
-        self._submit(job)
-        assert isinstance(job.future, asyncio.Future)
-        return await job.future
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._submit(_Job(operation, future, loop))
+        return await future
 
     def run_blocking(self, operation: Operation[T]) -> T:
         """Like `run`, for a thread without an event loop."""
-        job = _Job(operation, None)
-        self._submit(job)
-        assert isinstance(job.future, Future)
-        return job.future.result()
+        future: Future[T] = Future()
+        self._submit(_Job(operation, future))
+        return future.result()
 
     def close(self) -> None:
         """Finishes what was handed in, as far as the file isn't locked, then closes the connection. Blocks, for a
