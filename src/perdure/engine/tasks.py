@@ -12,7 +12,7 @@ import gc
 import logging
 from collections.abc import Callable, Container, Coroutine, Iterator
 from pathlib import Path
-from types import GeneratorType, MethodType
+from types import MethodType
 from typing import Any
 
 from perdure.engine.scope import scope_of_creator
@@ -141,8 +141,8 @@ def _is_timed(coroutine: Any) -> bool:
         return _has_timeout(coroutine)
     held: Any
     for held in gc.get_referents(coroutine):
-        # Of a block it is the bound `__aexit__`, or (since 3.14) what that is of. What else lies there is the user's, and
-        # may not like to be asked anything.
+        # Of a block it is the bound `__aexit__`, or (since 3.14) what that is of. What else lies there is the user's,
+        # and may not like to be asked anything.
         limit: Any = held.__self__ if type(held) is MethodType else held
         if type(limit) is asyncio.Timeout and limit.when() is not None:
             return True
@@ -153,9 +153,10 @@ def _is_timed(coroutine: Any) -> bool:
 
 def _alarm_of_as_completed(held: Any) -> Any:
     """The timer of an `as_completed` that code goes over: a generator, or since 3.13 an object."""
-    if type(held) is GeneratorType and held.gi_code is asyncio.as_completed.__code__:
+    kind = type(held).__name__
+    if kind == "generator" and held.gi_code is asyncio.as_completed.__code__:
         return None if held.gi_frame is None else held.gi_frame.f_locals.get("timeout_handle")
-    return getattr(held, "_timeout_handle", None) if type(held).__name__ == "_AsCompletedIterator" else None
+    return getattr(held, "_timeout_handle", None) if kind == "_AsCompletedIterator" else None
 
 
 def _is_of_asyncio(coroutine: Any) -> bool:
