@@ -63,6 +63,7 @@ class _Attempts:
         "attempt",
         "digest",
         "execution",
+        "kept",
         "key",
         "kwargs",
         "scope",
@@ -94,6 +95,8 @@ class _Attempts:
         self.started_at: Millis = 0
         self.attempt = 1
         self.since = scope.since
+        self.kept = False
+        """Whether its outcome is kept, or on its way to be."""
         self.thread: asyncio.Future[Any] | None = None
 
     async def run(self, saved: Checkpoint | None) -> Any:
@@ -135,7 +138,7 @@ class _Attempts:
         comes again, does not run the step once more. If the run was cancelled, what a thread has brought to its end
         all the same is kept for a retry. (Within a step, and in a transaction, it is as if nothing were done.)"""
         execution = self.execution
-        if execution.over or execution.runtime.ending or self.step.transaction is not None:
+        if self.kept or execution.over or execution.runtime.ending or self.step.transaction is not None:
             return
         if execution.cancelling is not None:
             if self.thread is not None and _has_value(self.thread):
@@ -303,6 +306,7 @@ class _Attempts:
         return attempt + 1
 
     async def _save(self, outcome: Outcome, body: Json, attempt: int, at: Millis | None = None) -> None:
+        self.kept = outcome is not Outcome.OPEN
         await self.execution.save(self._checkpoint(outcome, body, attempt, at))
 
     def _checkpoint(self, outcome: Outcome, body: Json | None, attempt: int, at: Millis | None = None) -> Checkpoint:

@@ -145,6 +145,32 @@ async def test_a_step_within_a_time_limit_that_ran_out_does_not_run_again(play: 
         assert log == ["slow"]
 
 
+async def test_a_step_that_had_come_to_its_end_when_it_was_cancelled_is_kept_as_that(play: Play) -> None:
+    app, log, ends = new_app(), list[str](), asyncio.Event()
+
+    @step
+    async def work() -> str:
+        log.append("work")
+        ends.set()
+        return "done"
+
+    @app.workflow
+    async def flow() -> str:
+        task = asyncio.ensure_future(work())
+        if not ends.is_set():
+            await ends.wait()
+            task.cancel()  # while its checkpoint is on its way
+            await asyncio.wait([task])
+            await sleep(timedelta(hours=1))
+        return await task
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.advance(hours=2)
+        assert await run.result(timeout=20) == "done"
+        assert log == ["work"]
+
+
 async def test_a_step_that_is_not_cancelled_any_more_is_told_of(play: Play) -> None:
     app, gate = new_app(), Gate()
 
