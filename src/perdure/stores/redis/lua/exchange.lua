@@ -101,17 +101,6 @@ if known then
     if args.fires then
         fire(args.fires)
     end
-    local deadline = first_score(K.due)
-    if deadline and deadline <= now then
-        local late, most = {}, math.max(steps, 1)
-        for i, id in ipairs(call('ZRANGEBYSCORE', K.due, '-inf', now, 'LIMIT', 0, most)) do
-            late[i] = find(id)
-        end
-        steps = steps - #late
-        expire(late)
-        more_late = #late == most
-        more = more_late
-    end
     local timer = first_score(K.timer)
     if timer and timer <= now then
         local most = math.max(steps, 1)
@@ -126,7 +115,18 @@ if known then
             end
         end
         steps = steps - #ids
-        more = more or #ids == most
+        more = #ids == most
+    end
+    local deadline = first_score(K.due)
+    if deadline and deadline <= now then
+        local late, most = {}, math.max(steps, 1)
+        for i, id in ipairs(call('ZRANGEBYSCORE', K.due, '-inf', now, 'LIMIT', 0, most)) do
+            late[i] = find(id)
+        end
+        steps = steps - #late
+        expire(late)
+        more_late = #late == most
+        more = more or more_late
     end
     if not plain and call('EXISTS', K.chores) == 1 then
         more = go_on_with_chores() or more
