@@ -27,21 +27,28 @@ async def reason_of(store: Store, run: RunRecord, workers: Sequence[WorkerRecord
     tried = [key for wait in run.waits if (key := _tried(wait)) is not None]
     found = await asyncio.gather(*(store.find(run.id, key) for key in tried[:_MOST_ASKED]))
     failed = {kept.key: kept for kept in found if kept is not None and kept.outcome is Outcome.OPEN}
-    return explain(run, await store.workers() if workers is None else workers, ahead, failed)
+    live = await store.workers() if workers is None else workers
+    now = await store.now() if run.state is State.RUNNING else 0
+    return explain(run, live, ahead, failed, now=now)
 
 
 def explain(
-    run: RunRecord, workers: Sequence[WorkerRecord], ahead: int, failed: Mapping[str, Checkpoint] | None = None
+    run: RunRecord,
+    workers: Sequence[WorkerRecord],
+    ahead: int,
+    failed: Mapping[str, Checkpoint] | None = None,
+    *,
+    now: Millis = 0,
 ) -> str:
     """One sentence: the reason, and what would change it. `ahead` counts ready runs that come before a queued one;
-    `failed` has the steps that back off, by their keys."""
+    `failed` has the steps that back off, by their keys; `now` is the store's time, by which leases have ended."""
     match run.state:
         case State.SCHEDULED:
             return _scheduled(run)
         case State.QUEUED:
             return _queued(run, workers, ahead)
         case State.RUNNING:
-            return _running(run)
+            return _running(run, workers, now)
         case State.WAITING:
             return "waits for " + " or ".join(_wait(wait, failed or {}) for wait in run.waits)
         case State.SUCCEEDED:
@@ -135,8 +142,15 @@ def _unserved_version(run: RunRecord, knowing: Sequence[WorkerRecord]) -> str:
     )
 
 
-def _running(run: RunRecord) -> str:
+def _running(run: RunRecord, workers: Sequence[WorkerRecord], now: Millis) -> str:
     where = f"runs on worker {run.worker}, attempt {run.attempt}"
+    if run.lease_until is not None and run.lease_until <= now:
+        where = (
+            f"ran on worker {run.worker}, attempt {run.attempt}, until that one's lease ended at"
+            f" {_time(run.lease_until)}: any live worker takes it over"
+        )
+        if (nobody := unserved(run, workers)) is not None:
+            where += f"; {nobody}"
     return where if run.cancelling is None else f"{where}; it was asked to end: {run.cancelling}"
 
 

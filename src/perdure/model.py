@@ -225,6 +225,8 @@ class RunRecord(Struct, kw_only=True):
     parent: str | None = None
     worker: str | None = None
     """The name of the worker that owns the run while it is `running`."""
+    lease_until: Millis | None = None
+    """When the lease of that worker ends, or has ended if nobody has taken the run back yet."""
     cancelling: str | None = None
     """Why it is being cancelled; None when it is not."""
     held: str | None = None

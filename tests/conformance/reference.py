@@ -419,7 +419,10 @@ class Reference(Runs):
         for theirs in shown:
             ours = self.runs[theirs.id].shown
             self._take_over(theirs.id, theirs.state, theirs.body)
-            assert _comparable(theirs) == _comparable(replace(ours, waits=[self._wait(wait) for wait in ours.waits]))
+            waits = [self._wait(wait) for wait in ours.waits]
+            owner = self.workers.get(self.runs[theirs.id].owner or 0)
+            lease = None if owner is None else owner.lease_until
+            assert _comparable(theirs) == _comparable(replace(ours, waits=waits, lease_until=lease))
             reason = self.turns.reason(self.runs[theirs.id], self.names, self.clock.now())
             assert (theirs.held is None) == (reason is None), (theirs.held, reason)
             assert (theirs.held or "").startswith(reason or ""), (theirs.held, reason)

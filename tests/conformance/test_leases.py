@@ -10,6 +10,7 @@ import pytest
 
 from conformance.kit import (
     LEASE,
+    SHIP,
     ManualClock,
     Worker,
     checkpoint,
@@ -23,7 +24,9 @@ from conformance.kit import (
     watch,
     worker,
 )
-from perdure.model import Outcome, State
+from perdure.clock import moment
+from perdure.explain import reason_of
+from perdure.model import Outcome, RunQuery, State
 from perdure.stores.base import Keeper, Store, To
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +71,27 @@ async def test_a_lease_is_lost_at_its_end_and_not_before(
     claim = await newcomer.claim_one()
     assert (claim.id, claim.attempt, claim.crashes, claim.cut_off) == ("r", 2, 1, True)
     assert claim.token != stale.token
+
+
+async def test_a_run_that_is_not_taken_over_yet_shows_that_its_workers_lease_has_ended(
+    store: Store, ada: Worker, keeper: Keeper, clock: ManualClock
+) -> None:
+    await store.enqueue([start("r")])
+    assert (await record(store, "r")).lease_until is None
+    await ada.claim_one()
+    clock.advance(ms=LEASE - 1)
+    assert await renew(keeper)
+    ends = clock.now() + LEASE
+    assert [run.lease_until for run in (await record(store, "r"), *await store.runs(RunQuery()))] == [ends, ends]
+    assert await reason_of(store, await record(store, "r")) == f"runs on worker {ada.name}, attempt 1"
+    clock.advance(ms=LEASE)
+    assert await reason_of(store, await record(store, "r")) == (
+        f"ran on worker {ada.name}, attempt 1, until that one's lease ended at"
+        f" {moment(ends):%Y-%m-%d %H:%M:%S} UTC: any live worker takes it over; no live worker serves workflow {SHIP}:"
+        " start one with `perdure worker MODULE:APP`"
+    )
+    await store.reclaim()
+    assert (await record(store, "r")).lease_until is None
 
 
 async def test_an_exchange_after_a_crash_is_marked_only_once(store: Store, ada: Worker, bob: Worker) -> None:

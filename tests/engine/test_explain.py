@@ -140,6 +140,27 @@ def test_it_says_why(run: RunRecord, workers: list[WorkerRecord], ahead: int, sa
     assert says in explain(run, workers, ahead)
 
 
+@pytest.mark.parametrize(
+    ("workers", "more"),
+    [
+        ([worker()], ""),
+        ([], "; no live worker serves workflow ship: start one with `perdure worker MODULE:APP`"),
+        (
+            [worker(workflows=("pack",))],
+            "; no live worker serves workflow ship: the one live worker of this store runs",
+        ),
+    ],
+    ids=["served", "no worker", "not served"],
+)
+def test_a_run_whose_worker_is_dead_is_not_said_to_run(workers: list[WorkerRecord], more: str) -> None:
+    run = record(State.RUNNING, worker="w-1", attempt=3, lease_until=NOON)
+    assert explain(run, workers, 0, now=NOON - 1) == "runs on worker w-1, attempt 3"
+    assert explain(run, workers, 0, now=NOON).startswith(
+        "ran on worker w-1, attempt 3, until that one's lease ended at 2030-01-01 12:00:00 UTC: any live worker takes"
+        f" it over{more}"
+    )
+
+
 @pytest.mark.parametrize("state", State)
 def test_no_state_is_without_words(state: State) -> None:
     assert explain(record(state), [], 0)

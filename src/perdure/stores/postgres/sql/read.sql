@@ -19,6 +19,7 @@ SELECT json_agg(json_build_object(
     'deadline', coalesce(l.deadline, d.deadline),
     'parent', r.parent,
     'worker', (SELECT w.name FROM perdure.worker AS w WHERE w.id = l.worker),
+    'lease_until', (SELECT e.until FROM perdure.lease AS e WHERE e.worker = l.worker),
     'cancelling', l.cancelling,
     'held', CASE WHEN l.held = 'group' AND l.grp IS NULL THEN NULL ELSE l.held END,
     'body', CASE WHEN d.seq IS NOT NULL THEN d.body WHEN l.state NOT IN ('running', 'waiting') THEN l.error END,

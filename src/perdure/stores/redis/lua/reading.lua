@@ -81,6 +81,7 @@ local function show(run)
         attempt = s.attempt or 1, crashes = s.crashes or 0, cut_off = s.cut and not s.done or false, input = input,
         created_at = s.made, started_at = s.begun, finished_at = s.done, wake_at = s.wake, deadline = s.due,
         parent = fact.parent, worker = worker and worker.name or nil, cancelling = s.why,
+        lease_until = worker and tonumber(call('ZSCORE', K.lease, s.worker) or nil) or nil,
         body = s.state ~= 'running' and s.state ~= 'waiting' and outcome or nil, waits = waits, position = s.seq,
         version = fact.version, group = fact.group, session = fact.session, unique = fact.unique, batch = fact.batch,
         labels = map(labels), status = status or nil, cause = s.cause,

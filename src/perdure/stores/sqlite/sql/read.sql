@@ -24,6 +24,7 @@ SELECT json_group_array(
         'deadline', r.deadline,
         'parent', r.parent,
         'worker', (SELECT w.name FROM worker AS w WHERE w.id = r.worker),
+        'lease_until', (SELECT w.lease_until FROM worker AS w WHERE w.id = r.worker),
         'cancelling', r.cancelling,
         'held', r.held,
         'body', CASE WHEN r.state NOT IN ('running', 'waiting') THEN o.body END,
