@@ -62,6 +62,11 @@ def test_it_says_when_no_worker_serves_it(perdure: Run, shop: Path) -> None:
         assert perdure("start", "shop", "refuse", '"no"').stderr == ""
 
 
+def test_waiting_says_when_no_worker_serves_it(perdure: Run, shop: Path) -> None:
+    with Perdure(shop, "start", "shop", "sell", '["fig"]', "--wait") as waiting:
+        waiting.says("It waits: no live worker serves workflow sell: start one with `perdure worker")
+
+
 def test_it_says_when_nothing_has_the_queue_and_which_one_was_meant(perdure: Run, shop: Path) -> None:
     result = perdure("start", "shop", "sell", '["fig"]', "--queue", "blk")
     assert "No run, worker or schedule has the queue 'blk' yet (did you mean 'bulk'?)." in result.stderr
