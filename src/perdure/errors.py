@@ -101,6 +101,14 @@ def id_conflict(run_id: str, start: str) -> IdConflict:
     )
 
 
+def not_of_batch(run_id: str) -> IdConflict:
+    """What to say of a batch of which the id of a run, or of the callback, is taken."""
+    return IdConflict(
+        f"run {run_id!r} exists and is not of this batch (it was started in another way, or has another workflow or"
+        " input), so the batch was not made; an id names one piece of work for ever: use another id for the batch"
+    )
+
+
 def batch_conflict(batch: str, what: str) -> IdConflict:
     """What to say of a batch that is opened again as another one."""
     return IdConflict(f"batch {batch!r} exists {what}; an id names one batch: use another id")

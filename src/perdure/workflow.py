@@ -82,7 +82,7 @@ class Workflow(Generic[P, R]):
 
         All of the runs are made, or none. `callback` is a workflow that is started, with the batch's id as its
         argument, when all of them have ended, however they ended; exactly once. `options(id=…)` makes the start of the
-        batch idempotent. Raises `InvalidInput`.
+        batch idempotent. Raises `InvalidInput`, and `IdConflict` when an id of the batch is that of another run.
 
             batch = await parse.start_batch(paths, callback=report)
             async for run in batch.ended():

@@ -80,14 +80,30 @@ async def test_a_batch_that_is_opened_as_another_one_is_a_conflict(store: Store)
     assert len(await all_runs(store)) == 3
 
 
-@pytest.mark.parametrize("taken", ["a", "b", "done"])
-async def test_a_batch_of_which_an_id_is_taken_is_not_made(store: Store, taken: str) -> None:
-    await store.enqueue([start(taken, input='"other"')])
+@pytest.mark.parametrize("input", ['"other"', "null"], ids=["of another input", "of the same input"])
+@pytest.mark.parametrize("taken", ["r0", "r249", "done"])
+@pytest.mark.parametrize("number", [1, 250], ids=["short", "long"])
+async def test_a_batch_of_which_an_id_is_taken_is_not_made(store: Store, taken: str, number: int, input: str) -> None:
+    taken = taken if number == 250 or taken == "done" else "r0"
+    await store.enqueue([start(taken, input=input)])
+    starts = [start(f"r{n}") for n in range(number)]
     with pytest.raises(IdConflict, match=f"'{taken}'"):
-        await store.open_batch("x", [start("a"), start("b")], start("done"))
+        await store.open_batch("x", starts, start("done"))
     assert await store.batch("x") is None
     assert [run.id for run in await all_runs(store)] == [taken]
     assert await store.counts() == [Count(DEFAULT, SHIP, State.QUEUED, 1)]
+    await store.delete(taken, force=True)
+    await store.open_batch("x", starts, start("done"))
+    assert (await batch(store, "x")).total == number
+
+
+async def test_an_id_of_another_batch_is_taken(store: Store) -> None:
+    await store.open_batch("x", [start("a")], start("done"))
+    for starts, callback in (([start("a"), start("b")], start("over")), ([start("b")], start("done"))):
+        with pytest.raises(IdConflict):
+            await store.open_batch("y", starts, callback)
+    assert await store.batch("y") is None
+    assert [run.id for run in await all_runs(store)] == ["a", "done"]
 
 
 async def test_an_empty_batch_is_done_at_once(store: Store, ada: Worker) -> None:
@@ -98,15 +114,13 @@ async def test_an_empty_batch_is_done_at_once(store: Store, ada: Worker) -> None
     assert await store.batch("none") is None
 
 
-async def test_runs_that_were_there_do_not_count(store: Store, ada: Worker) -> None:
-    await store.enqueue([start("a"), start("b", unique=Unique("k"))])
-    starts = [start("a"), start("c"), start("d", unique=Unique("k")), start("c")]
+async def test_runs_to_which_a_unique_key_leads_do_not_count(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("b", unique=Unique("k"))])
+    starts = [start("c"), start("d", unique=Unique("k")), start("c")]
     answers = await store.open_batch("x", starts, None)
-    assert [(answer.id, answer.existed) for answer in answers] == [
-        ("a", True), ("c", False), ("b", True), ("c", True)
-    ]  # fmt: skip
+    assert [(answer.id, answer.existed) for answer in answers] == [("c", False), ("b", True), ("c", True)]
     assert (await batch(store, "x")).total == 1
-    assert ((await record(store, "a")).batch, (await record(store, "c")).batch) == ("", "x")
+    assert ((await record(store, "b")).batch, (await record(store, "c")).batch) == ("", "x")
 
 
 async def test_a_failed_run_of_a_complete_batch_is_retried_and_the_callback_is_not(store: Store, ada: Worker) -> None:

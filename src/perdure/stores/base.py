@@ -552,9 +552,9 @@ class Store(Protocol):
         """Makes the runs of a batch (all or none, whatever their number; a repeat changes nothing) and the run that is
         the callback, which waits until all of them have ended.
 
-        Runs that were there already, by id or by unique key, are not of the batch and do not count. Raises
-        `IdConflict`, and makes nothing, when one of them has another workflow or input, or when the batch is there
-        already with another number of runs or another callback."""
+        Runs to which a unique key leads are not of the batch and do not count. Raises `IdConflict`, and makes nothing,
+        when the id of one of its runs, or of the callback, is that of a run which is not of this batch, or when the
+        batch is there already with other runs, another number of them, or another callback."""
         ...
 
     async def batch(self, batch: str) -> BatchRecord | None: ...

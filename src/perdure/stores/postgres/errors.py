@@ -26,7 +26,7 @@ from perdure.errors import (
     UnknownWorkflow,
     ValueTooLarge,
     batch_conflict,
-    id_conflict,
+    not_of_batch,
 )
 from perdure.stores.postgres.url import Location, quote
 
@@ -48,7 +48,7 @@ DOMAIN: dict[str, type[PerdureError]] = {
 
 _CONFLICTS: dict[str, Callable[[str, str], PerdureError]] = {
     "PD008": batch_conflict,
-    "PD009": lambda run_id, _: id_conflict(run_id, "a run of this batch"),
+    "PD009": lambda run_id, _: not_of_batch(run_id),
 }
 """The same, where the detail is an id."""
 

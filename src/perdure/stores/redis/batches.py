@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from perdure.errors import InvalidInput, PerdureError, batch_conflict, id_conflict
+from perdure.errors import InvalidInput, PerdureError, batch_conflict, not_of_batch
 from perdure.model import MOST_LABELS, BatchRecord, Start, Started
 from perdure.stores.redis.control import explain
 from perdure.stores.redis.session import Refused, Session, encode
@@ -21,9 +21,9 @@ _NOWHERE: dict[str, str] = {}
 async def open_batch(
     db: Session, batch: str, starts: Sequence[Start], callback: Start | None, places: Mapping[str, str] = _NOWHERE
 ) -> list[Started]:
-    """Makes all runs of a batch and its callback, which waits for them. One that is there is left as it is; raises
-    `IdConflict`, and makes nothing, if it is another one. `places` are those of runs that are not at the homes of their
-    ids, by id; raises `Refused` for one that has to be looked at.
+    """Makes all runs of a batch and its callback, which waits for them. A batch that is there is left as it is; raises
+    `IdConflict`, and makes nothing, if it is another one, or an id is that of a run which is not of it. `places` are
+    those of runs that are not at the homes of their ids, by id; raises `Refused` for one that has to be looked at.
 
     A long batch is made in parts: its runs wait until the last one is there, and leave if that never comes. What one
     with unique keys does to runs that have the keys can't be taken back: so all parts are looked at first.
@@ -94,7 +94,7 @@ def _explain(refused: Refused, batch: str, number: int) -> PerdureError:
         case "opening":
             return batch_conflict(batch, "and is being opened with other runs")
         case _:
-            return id_conflict(refused.said[0], "a run of this batch")
+            return not_of_batch(refused.said[0])
 
 
 async def tidy(db: Session) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from perdure.errors import InvalidInput, batch_conflict, id_conflict
+from perdure.errors import InvalidInput, batch_conflict, not_of_batch
 from perdure.model import MOST_LABELS, BatchRecord, Start, Started, Wait, WaitFor
 from perdure.stores.sqlite.control import find_run
 from perdure.stores.sqlite.enqueue import enqueue, known
@@ -22,8 +22,8 @@ _Batches = msgspec.json.Decoder(list[BatchRecord])
 
 
 def open_batch(transaction: Transaction, batch: str, starts: Sequence[Start], callback: Start | None) -> list[Started]:
-    """Makes all runs of a batch and its callback, which waits for them. One that is there is left as it is; raises
-    `IdConflict`, and makes nothing, if it is another one."""
+    """Makes all runs of a batch and its callback, which waits for them. A batch that is there is left as it is; raises
+    `IdConflict`, and makes nothing, if it is another one, or an id is that of a run which is not of the batch."""
     found = transaction.first(_SQL["open"], {"batch": batch})
     if found is not None:
         items, called_back = found
@@ -40,15 +40,20 @@ def open_batch(transaction: Transaction, batch: str, starts: Sequence[Start], ca
         started += enqueue(transaction, chunk)
     if callback is not None:
         behind = Wait(key=f"batch:{batch}", what=WaitFor.BATCH, target=batch)
-        _all_the_same(enqueue(transaction, [callback], behind=behind))
+        [called_back] = _all_the_same(enqueue(transaction, [callback], behind=behind))
+        if called_back.existed:
+            raise not_of_batch(callback.id)
         transaction.change(_SQL["complete"], {"batch": batch})
+    there = [start.id for start, made in zip(starts, started, strict=True) if made.existed]
+    if there and (taken := transaction.first(_SQL["taken"], {"runs": encode(there), "batch": batch})) is not None:
+        raise not_of_batch(taken[0])
     return _all_the_same(started)
 
 
 def _all_the_same(started: list[Started]) -> list[Started]:
     for each in started:
         if not each.same:
-            raise id_conflict(each.id, "a run of this batch")
+            raise not_of_batch(each.id)
     return started
 
 

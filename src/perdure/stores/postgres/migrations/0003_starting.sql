@@ -517,8 +517,8 @@ BEGIN
 END $$;
 
 -- Makes all runs of a batch and its callback, which waits for them; returns how they were answered, the callback last.
--- A batch that is there is left as it is: then `items` and `called_back` tell what it was opened with. Whoever calls
--- rolls back what does not fit.
+-- A batch that is there is left as it is. Raises where it was opened with something else, and where an id is that of a
+-- run which is not of the batch.
 CREATE FUNCTION open_batch(
     _clock bigint, _batch text, _starts jsonb, _callback jsonb,
     OUT ids text[], OUT existed boolean[], OUT same boolean[], OUT limits integer[]
@@ -529,6 +529,7 @@ DECLARE
     _number bigint := jsonb_array_length(_starts);
     _made record;
     _there record;
+    _taken text;
     _odd integer;
 BEGIN
     INSERT INTO batch (id, items, callback, empty_since)
@@ -556,18 +557,24 @@ BEGIN
         IF _number > 0 THEN
             SELECT s.ids, s.existed, s.same, s.limits INTO ids, existed, same, limits
             FROM start_all(_now, _starts, NULL, false, false) AS s;
+            IF true = ANY (existed) THEN
+                SELECT r.id INTO _taken
+                FROM jsonb_array_elements(_starts) WITH ORDINALITY AS s (start, place) JOIN run AS r ON r.id = s.start ->> 'id'
+                WHERE existed[s.place] AND r.batch IS DISTINCT FROM _batch LIMIT 1;
+                IF FOUND THEN
+                    RAISE EXCEPTION 'one of its runs' USING ERRCODE = 'PD009', DETAIL = _taken;
+                END IF;
+            END IF;
         END IF;
         IF _callback IS NOT NULL THEN
             SELECT s.* INTO _made FROM start_all(_now, jsonb_build_array(_callback), NULL, true, false) AS s;
-            IF NOT _made.same[1] THEN
+            IF _made.existed[1] THEN
                 RAISE EXCEPTION 'its callback' USING ERRCODE = 'PD009', DETAIL = _made.ids[1];
             END IF;
-            IF NOT _made.existed[1] THEN
-                INSERT INTO wait (run, key, what, target)
-                SELECT r.seq, 'batch:' || _batch, 'batch', _batch FROM run AS r WHERE r.id = _callback ->> 'id';
-                UPDATE live AS l SET ties = l.ties | 64
-                FROM run AS r WHERE r.id = _callback ->> 'id' AND l.seq = r.seq;
-            END IF;
+            INSERT INTO wait (run, key, what, target)
+            SELECT r.seq, 'batch:' || _batch, 'batch', _batch FROM run AS r WHERE r.id = _callback ->> 'id';
+            UPDATE live AS l SET ties = l.ties | 64
+            FROM run AS r WHERE r.id = _callback ->> 'id' AND l.seq = r.seq;
             PERFORM complete_batches(_now, ARRAY[_batch]);
         END IF;
     END IF;

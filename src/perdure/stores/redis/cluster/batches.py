@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.errors import id_conflict
+from perdure.errors import not_of_batch
 from perdure.model import BatchRecord, Start, Started
 from perdure.stores.redis import batches
 from perdure.stores.redis.cluster.parts import together
@@ -24,21 +24,17 @@ async def open_batch(places: Places, batch: str, starts: Sequence[Start], callba
     placing = Placing(places, [(start, partition) for start in made])
     await placing.begin()
     while True:
-        elsewhere = await placing.existing()
-        for run_id, there in elsewhere.items():
-            if not there.same:
-                raise id_conflict(run_id, "a run of this batch")
+        for run_id in await placing.existing():  # All of a batch are in one partition.
+            raise not_of_batch(run_id)
         found = {start.id: place for start in made if (place := placing.place(start.id)) is not None}
-        here = [start for start in starts if start.id not in elsewhere]
-        back = callback if callback is None or callback.id not in elsewhere else None
         try:
-            answers = iter(await batches.open_batch(parts.sessions[partition], batch, here, back, found))
+            answers = await batches.open_batch(parts.sessions[partition], batch, starts, callback, found)
         except Refused as refused:
             await placing.follow([(refused.said[0], refused.said[1])])
             continue
-        for start in here:
+        for start in starts:
             places.learn(start.id, partition)
-        return [elsewhere[start.id] if start.id in elsewhere else next(answers) for start in starts]
+        return answers
 
 
 async def load_batch(places: Places, batch: str) -> BatchRecord | None:

@@ -11,7 +11,7 @@ if batch.opening then
     if misplaced_id then
         return refuse('misplaced', misplaced_id, place)
     end
-    local conflict = conflicting({}, callback)
+    local conflict = conflicting({}, callback, id)
     if conflict then
         return refuse('conflict', conflict)
     end

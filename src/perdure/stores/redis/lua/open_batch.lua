@@ -20,7 +20,7 @@ end
 if misplaced_id then
     return refuse('misplaced', misplaced_id, place)
 end
-local conflict = conflicting(starts, not batch and callback)
+local conflict = conflicting(starts, not batch and callback, not batch and id)
 if conflict then
     return refuse('conflict', conflict)
 end

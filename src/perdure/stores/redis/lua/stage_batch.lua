@@ -16,7 +16,7 @@ local misplaced_id, place = places.first_misplaced(args.starts)
 if misplaced_id then
     return refuse('misplaced', misplaced_id, place)
 end
-local conflict = conflicting(args.starts)
+local conflict = conflicting(args.starts, nil, (not batch or batch.opening) and id)
 if conflict then
     return refuse('conflict', conflict)
 end

@@ -10,14 +10,15 @@ local function expect(id)
     call('ZADD', P .. 'opening', now + PATIENCE, id)
 end
 
--- The id of the first start that names something else than what is there, or what an earlier one makes.
-local function conflicting(starts, callback)
+-- The id of the first start that names something else than what is there, or what an earlier one makes; of a batch that
+-- is not open yet (`opens`) also of one whose run is there and is not of the batch.
+local function conflicting(starts, callback, opens)
     local asked = {}
     local function conflicts(start)
         local run, earlier = find(start.id), asked[start.id]
         asked[start.id] = earlier or start
         if run then
-            return not existed(run, start).same
+            return (opens and run.fact.batch ~= opens) or not existed(run, start).same
         end
         local same = not earlier or earlier.input == start.input
         return not same or (earlier and facts(earlier.facts).workflow ~= facts(start.facts).workflow)

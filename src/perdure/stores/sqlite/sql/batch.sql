@@ -1,4 +1,4 @@
--- Batches and labels: what ties runs together. Only `batch`, `open` and `labelled` do not need the write lock.
+-- Batches and labels: what ties runs together. Only `batch`, `open`, `taken` and `labelled` do not need the write lock.
 
 -- name: open
 -- With how many items a batch was opened that is there, and its callback. Uses the primary key.
@@ -8,6 +8,11 @@ SELECT items, callback FROM batch WHERE id = :batch;
 -- Makes a batch. Uses the primary key.
 INSERT INTO batch (id, items, callback, empty_since)
 VALUES (:batch, :items, :callback, CASE WHEN :items = 0 AND :callback IS NULL THEN :now END);
+
+-- name: taken
+-- The first of some ids that a run has which is not of the batch. Uses the unique index of run.
+SELECT r.id FROM json_each(:runs) AS e CROSS JOIN run AS r ON r.id = e.value
+WHERE r.batch IS NOT :batch LIMIT 1;
 
 -- name: complete
 -- Queues the callback of a batch of which nothing is left to wait for. Uses primary keys.
