@@ -16,10 +16,10 @@ from perdure.clock import millis, moment
 from perdure.codec import Decoder, encode
 from perdure.engine.scope import holds_slot, wait_in_step, workflow_scope
 from perdure.engine.waits import result, result_of, send_cancel, send_signal
-from perdure.errors import ErrorInfo, InvalidInput, RunNotFound
+from perdure.errors import ErrorInfo, InvalidInput, RunNotFound, StoreUnavailable
 from perdure.explain import reason_of
 from perdure.failures import decode_failure
-from perdure.model import Checkpoint, Outcome, RunRecord, Signal, State
+from perdure.model import Checkpoint, Ended, Outcome, RunRecord, Signal, State
 from perdure.options import check_labels, check_name, check_signal, check_text
 from perdure.stores.base import PAGE, Store, Topic
 from perdure.transactions import call_within
@@ -65,10 +65,10 @@ class Run(Generic[R]):
         """The run's result, once it has ended.
 
         Raises `RunFailed` or `RunCancelled` when it ended so, and `TimeoutError` when it did not end within `timeout`
-        (seconds or a timedelta); the run goes on then. Inside of a workflow this is a durable wait: the run that asks
-        is put away until the other one ends, or is deleted or pruned (`RunNotFound`), and what it saw is kept. In a
-        step, which keeps its slot, a wait without `timeout` for a run of the same store raises `WouldDeadlock`, unless
-        the run has ended.
+        (seconds or a timedelta; 0 looks once); the run goes on then. Inside of a workflow this is a durable wait: the
+        run that asks is put away until the other one ends, or is deleted or pruned (`RunNotFound`), and what it saw is
+        kept. In a step, which keeps its slot, a wait without `timeout` for a run of the same store raises
+        `WouldDeadlock`, unless the run has ended.
         """
         limit = None if timeout is None else millis(timeout, "timeout")
         scope = workflow_scope(self._client, f"run {self.id}")
@@ -208,10 +208,18 @@ class Run(Generic[R]):
             async with asyncio.timeout(None if limit is None else limit / 1000):
                 ended = await self._client.ended(self.id)
         except TimeoutError:
-            raise TimeoutError(
+            # The time may have been too short to look even once.
+            late = TimeoutError(
                 f"run {self.id} has not ended within {(limit or 0) / 1000:g} s; it goes on, and its result can be asked"
                 " for again"
-            ) from None
+            )
+            try:
+                record = await self._record(await self._client.store())
+            except StoreUnavailable as error:
+                raise late from error
+            if not record.state.final:
+                raise late from None
+            ended = Ended(record.id, record.state, record.body)
         return result(ended, self._decoder)
 
     async def _changes(self) -> AsyncGenerator[RunStatus]:

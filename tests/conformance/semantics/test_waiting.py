@@ -399,3 +399,35 @@ async def test_waits_of_all_kinds_survive_a_crash_at_any_point(explore: Explore)
     report = await explore(flow, signals=[("a", 1)])
     report.check()
     assert report.undisturbed == "succeeded with [1, 'timed out', 1, '2']"
+
+
+async def test_a_result_with_no_time_is_looked_for_once(play: Play) -> None:
+    app, gate = new_app(), Gate()
+
+    @step
+    async def pass_gate() -> None:
+        await gate.pass_through()
+
+    @app.workflow
+    async def flow(n: int) -> int:
+        if n == 0:
+            raise ValueError("none")
+        if n == 3:
+            await pass_gate()
+        return n
+
+    async with play(app) as sandbox:
+        good, bad, gone, busy = await flow.start_many([1, 0, 2, 3])
+        await gate.reached()
+        await asyncio.gather(good.result(), bad.result(), gone.result(), return_exceptions=True)
+        await gone.delete()
+        assert await good.result(timeout=0) == 1
+        with pytest.raises(RunFailed, match="none"):
+            await bad.result(timeout=0)
+        for nothing in (gone, flow.get("nope")):
+            with pytest.raises(RunNotFound):
+                await nothing.result(timeout=0)
+        with pytest.raises(TimeoutError, match="has not ended within 0 s; it goes on"):
+            await busy.result(timeout=0)
+        gate.open()
+        await sandbox.settle()
