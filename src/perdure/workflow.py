@@ -21,6 +21,7 @@ from perdure.options import StartOptions, check_id, check_text, key_of, start_op
 from perdure.run import Run
 from perdure.step import Step
 from perdure.stores.base import Within
+from perdure.stores.shared.chunks import in_chunks
 from perdure.transactions import call_within
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _MANY = 1000
-"""Runs that one call to the store makes, so that a start of very many does not hold up everybody else's writes."""
+"""The most runs of one call to the store, so that a start of very many does not hold up everybody else's writes."""
 
 
 class Workflow(Generic[P, R]):
@@ -371,8 +372,8 @@ class StartCall(Generic[P, R]):
     async def _started(self, starts: Sequence[Start], within: Within | None = None) -> list[Run[R]]:
         app = self._workflow.app
         runs: list[Run[R]] = []
-        for first in range(0, len(starts), _MANY):
-            for started in await (within or app.client).enqueue(starts[first : first + _MANY]):
+        for chunk in in_chunks(starts, _MANY):
+            for started in await (within or app.client).enqueue(chunk):
                 _check_same(started, self._workflow.name)
                 runs.append(app.handle(started.id, self._workflow, existed=started.existed))
         return runs

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from perdure.errors import InvalidInput, batch_conflict, not_of_batch
 from perdure.model import MOST_LABELS, BatchRecord, Start, Started, Wait, WaitFor
+from perdure.stores.shared.chunks import in_chunks
 from perdure.stores.sqlite.control import find_run
 from perdure.stores.sqlite.enqueue import enqueue, known
 from perdure.stores.sqlite.executor import Transaction
@@ -35,9 +36,8 @@ def open_batch(transaction: Transaction, batch: str, starts: Sequence[Start], ca
     begun = {"batch": batch, "items": len(starts), "callback": callback and callback.id, "now": transaction.now}
     transaction.change(_SQL["begin"], begun)
     started: list[Started] = []
-    for first in range(0, len(starts), CHUNK):
-        chunk = [replace(start, batch=batch) for start in starts[first : first + CHUNK]]
-        started += enqueue(transaction, chunk)
+    for chunk in in_chunks(starts, CHUNK):
+        started += enqueue(transaction, [replace(start, batch=batch) for start in chunk])
     if callback is not None:
         behind = Wait(key=f"batch:{batch}", what=WaitFor.BATCH, target=batch)
         [called_back] = _all_the_same(enqueue(transaction, [callback], behind=behind))
