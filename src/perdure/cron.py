@@ -23,6 +23,8 @@ from perdure.clock import epoch_millis, moment
 from perdure.errors import InvalidInput
 from perdure.model import Fire, Millis, Missed, Schedule, ScheduleRecord, Start
 
+_NO_ZONES = {"localtime", "posixrules"}
+"""Files among those of the zones that differ from machine to machine."""
 ON_TIME: Millis = 60_000
 """The latest of the slots that are due counts as missed when it is older than this."""
 SHORTEST: Millis = 100
@@ -121,6 +123,11 @@ def zone(name: str) -> tzinfo:
         raise InvalidInput(f"tz is the name of a time zone, such as 'Europe/Berlin', not {name!r}")
     if name == "UTC":
         return UTC
+    if name in _NO_ZONES:
+        raise InvalidInput(
+            f"{name!r} is whatever the machine that reads it is set to, and no time zone;"
+            " write one like 'Europe/Berlin'"
+        )
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:  # OSError: the name of a folder of zones

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from perdure.cron import ON_TIME, due_fires, next_slots, parse, run_id, start_of, validate
+from perdure.cron import ON_TIME, due_fires, next_slots, parse, run_id, start_of, validate, zone
 from perdure.errors import InvalidInput
 from perdure.model import Fire, Millis, Missed, Overlap, Schedule, ScheduleRecord, Start
 
@@ -364,3 +364,9 @@ def test_utc_needs_no_database_of_zones(line: str) -> None:
 def test_where_there_are_no_zones_another_one_than_utc_says_what_to_install() -> None:
     with pytest.raises(InvalidInput, match=r"no time zones.*'Europe/Berlin'.*pip install tzdata"):
         validate(cron("0 9 * * *", "Europe/Berlin"))
+
+
+@pytest.mark.parametrize("name", ["localtime", "posixrules"])
+def test_what_differs_from_machine_to_machine_is_no_time_zone(name: str) -> None:
+    with pytest.raises(InvalidInput, match="whatever the machine that reads it is set to"):
+        zone(name)
