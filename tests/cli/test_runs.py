@@ -294,3 +294,16 @@ def test_an_unknown_run(perdure: Run, three: App, args: list[str]) -> None:
 def test_why(perdure: Run, three: App, run: str, says: str) -> None:
     result = perdure("why", run, "--app", "shop")
     assert result.exit_code == 0 and result.stdout.startswith(says)
+
+
+def test_what_an_error_says_can_not_control_the_terminal(perdure: Run, app: App, drain: Callable[[], None]) -> None:
+    text = "red \x1b[31m title \x1b]0;owned\x07 back\rover"
+    start(app, "refuse", text, id="bad")
+    drain()
+    for args in (["why"], ["-v", "runs", "show"], ["runs", "show"]):
+        result = perdure(*args, "bad", "--app", "shop")
+        assert "ValueError: red [31m title ]0;owned back over" in result.output
+        assert not {"\x1b", "\x07", "\r"} & set(result.output)
+    assert "  File " in perdure("-v", "runs", "show", "bad", "--app", "shop").output, "indents are kept"
+    result = perdure("start", "shop", "refuse", json.dumps(text), "--id", "bad", "--wait")
+    assert result.exit_code == 1 and not {"\x1b", "\x07", "\r"} & set(result.output)

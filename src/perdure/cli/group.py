@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from perdure.cli.output import clean
 from perdure.errors import PerdureError
 from perdure.wording import did_you_mean
 
@@ -65,7 +66,7 @@ class Commands(click.Group):
 def fail(message: str, code: int = 1) -> None:
     """Shows an error and ends the command."""
     click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    click.echo(message, err=True)
+    click.echo(clean(message), err=True)
     raise SystemExit(code)
 
 

@@ -87,9 +87,14 @@ def time_of_day(at: Millis, now: Millis) -> str:
     return then.strftime("%H:%M:%S" if then.date() == moment(now).date() else "%Y-%m-%d %H:%M")
 
 
+def clean(text: str) -> str:
+    """A text of a user's for a terminal: without what could control that, but with its lines and indents."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
 def one_line(text: str) -> str:
     """A text without line breaks and control characters, which a table can't show."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return " ".join(clean(text).split())
 
 
 def shown_url(url: str) -> str:

@@ -270,7 +270,7 @@ def why(app: App, run: str) -> None:
             raise RunNotFound(f"there is no run {run!r} in this store; `perdure runs list` shows those that are")
         return f"Run {run} ({record.workflow}) {await handle.why()}"
 
-    click.echo(on_store(app, work))
+    click.echo(one_line(on_store(app, work)))
 
 
 # ---

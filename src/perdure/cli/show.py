@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct, json
 
-from perdure.cli.output import STATE_STYLES, duration, one_line, time_of_day, timestamp
+from perdure.cli.output import STATE_STYLES, clean, duration, one_line, time_of_day, timestamp
 from perdure.cli.plain import plain_history, plain_run
 from perdure.cli.timeline import Axis, ChildRun, Mark, Row, axis, rows
 from perdure.errors import RunNotFound
@@ -138,7 +138,7 @@ def _header(shown: Shown, now: Millis, traces: bool) -> list[Text]:
         error = decode_failure(run.body)
         lines.append(_fact("error", str(error), "red"))
         if traces:
-            lines += [Text(f"         {line}", "dim") for line in error.traceback.splitlines()]
+            lines += [Text(f"         {line}", "dim") for line in clean(error.traceback).splitlines()]
     if run.state not in (State.SUCCEEDED, State.FAILED):
         lines.append(_fact("why", shown.why))
     lines.append(_fact("input", run.input))

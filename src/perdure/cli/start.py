@@ -13,6 +13,7 @@ from perdure.app import App
 from perdure.call import Call
 from perdure.cli.group import verbose_option
 from perdure.cli.known import unknown
+from perdure.cli.output import one_line
 from perdure.cli.params import label, length_of_time, moment_in_time
 from perdure.cli.target import load_app, on_store
 from perdure.engine.waits import result
@@ -91,7 +92,7 @@ async def _started(app: App, start: Call[Run[Any]], wait: bool) -> None:
         click.echo(f"Run {run.id} was there already.", err=True)
     status = await run.status()
     if not status.state.final and (reason := unserved(status.record, await (await app.client.store()).workers())):
-        click.echo(f"It waits: {reason}.", err=True)
+        click.echo(f"It waits: {one_line(reason)}.", err=True)
     if not wait:
         return
     try:
