@@ -230,11 +230,16 @@ class Pump:
         self._look = True
         self._wake.set()
 
+    def look_everywhere(self) -> None:
+        """Has an exchange made with all parts of the store, also with those that have not told of anything. It asks
+        whether the worker still owns its runs as well."""
+        self._ask_all = True
+        self.look()
+
     def _poll(self) -> None:
         """Looks at the store without a hint, from time to time: hints may be lost. And asks whether it still owns its
         runs: of one that was deleted nothing else would tell, as long as it has nothing to say."""
-        self._ask_all = True
-        self.look()
+        self.look_everywhere()
         self._polling = self._loop.call_later(POLL * random.uniform(0.7, 1.0), self._poll)
 
     def _room(self) -> int:

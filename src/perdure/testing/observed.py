@@ -21,13 +21,16 @@ class ObservedStore:
         self.active = 0
         """How many of them had something to say, or were answered with something to do."""
         self.all_said = 0
-        """The number of the last exchange after whose answer there was nothing more to do."""
+        """The number of the last exchange that only asked, all parts of the store, and after whose answer there was
+        nothing more to do. Others tell of the parts alone that they were with: what a wake-up has not told of yet, or
+        what they bring about elsewhere, they don't hear of."""
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
         self.begun += 1
         number = self.begun
         self.under_way += 1
-        self.active += bool(exchange.saves or exchange.settles or exchange.told or exchange.fires)
+        says = bool(exchange.saves or exchange.settles or exchange.told or exchange.fires)
+        self.active += says
         try:
             reply = await self._store.exchange(exchange)
         finally:
@@ -35,7 +38,7 @@ class ObservedStore:
             self._moved()
         if reply.claims or reply.seen or reply.due or reply.more or reply.gone:
             self.active += 1
-        else:
+        elif exchange.owned is not None and not says:
             self.all_said = number
         return reply
 

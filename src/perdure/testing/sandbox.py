@@ -225,7 +225,7 @@ class Sandbox:
             return False
         if self._store.all_said > known and self._store.all_said == self._store.begun and runtime.pump.silent:
             return True
-        runtime.pump.look()
+        runtime.pump.look_everywhere()
         return False
 
     async def _stays_quiet(self) -> bool:

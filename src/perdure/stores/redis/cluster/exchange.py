@@ -304,7 +304,8 @@ class Exchanger:
         mail: defaultdict[int, list[tuple[int, str, str]]] = defaultdict(list)
         for partition, each in heard:
             mail[partition] += each.reply.mail
-        for partition in await waits.deliver(self._places, mail):
+        delivered = await waits.deliver(self._places, mail)
+        for partition in delivered:
             self._wakes.note(partition)
         await waits.tell(self._places, claims)
         refused = sorted({token for _, each in heard for token in each.exchanged.refused})
@@ -321,7 +322,7 @@ class Exchanger:
             cancelled=_all(each.exchanged.cancelled for each in latest),
             seen=[*_all(each.exchanged.seen for _, each in heard), *seen],
             next_at=next_at,
-            more=rounds.more(out),
+            more=bool(delivered) or rounds.more(out),
             due=_all(each.exchanged.due for each in latest),
             gone=any(each.exchanged.gone for _, each in heard),
             existed=[*_all(each.exchanged.existed for _, each in heard), *plan.existed],
