@@ -154,7 +154,7 @@ class Runs:
         self._clear_errors(run)
         run.shown.attempt += 1
         run.shown.crashes = 0
-        run.shown.deadline = run.shown.finished_at = run.shown.cancelling = None
+        run.shown.deadline = run.shown.finished_at = run.shown.cancelling = run.shown.body = None
         run.shown.cut_off = False
         self._queue(run)
 
