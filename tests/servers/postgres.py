@@ -27,6 +27,7 @@ from psycopg import sql
 
 CHOICE = "PERDURE_TEST_POSTGRES"
 _PATIENCE = 60.0
+_KEPT = 40
 _MEMORY = Path("/dev/shm")
 _MEMORY_NEEDED = 2 << 30
 _ALWAYS = {
@@ -41,6 +42,7 @@ _ACCESS = "local all all trust\nhost all +passworded all scram-sha-256\nhost all
 """Members of the role `passworded`, which tests may create, have to give their passwords."""
 
 _numbers = itertools.count(1)
+_migrated: list[str] = []
 
 
 class User(TypedDict, total=False):
@@ -80,11 +82,12 @@ class Postgres:
             self._filled[key] = urlsplit(url).path[1:]
         return self.database(self._filled[key])
 
-    def drop(self, url: str) -> None:
-        """Removes a database, whoever is connected to it."""
-        name = sql.Identifier(urlsplit(url).path[1:])
+    def drop(self, *urls: str) -> None:
+        """Removes databases, whoever is connected to them."""
         with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
+            for url in urls:
+                name = sql.Identifier(urlsplit(url).path[1:])
+                connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
 
 
 class PostgresServer(Postgres):
@@ -331,5 +334,11 @@ def _template() -> str:
 
 @functools.cache
 def migrated_postgres(of: str) -> str:
-    """The URL of a database with the schema of the store; the same one for the same `of`."""
-    return postgres().database(_template())
+    """The URL of a database with the schema of the store; the same one for the same `of`, as long as it is needed: when
+    many others have been made since, it is dropped, since they lie in memory."""
+    url = postgres().database(_template())
+    _migrated.append(url)
+    if len(_migrated) > 2 * _KEPT:
+        postgres().drop(*_migrated[:_KEPT])
+        del _migrated[:_KEPT]
+    return url
