@@ -13,7 +13,7 @@ import pytest
 from conformance.kit import ManualClock, Worker, number_anew, worker
 from perdure.stores import open_store
 from perdure.stores.base import Store
-from servers.postgres import migrated_postgres
+from servers.postgres import brief_postgres
 from servers.redis import cluster_url, redis_url
 
 MakeStore: TypeAlias = Callable[[], Awaitable[Store]]
@@ -40,7 +40,7 @@ class Backend:
 
 
 def _postgres(path: Path, clock: ManualClock) -> Store:
-    return open_store(migrated_postgres(str(path)), now=clock.now)
+    return open_store(brief_postgres(str(path)), now=clock.now)
 
 
 def _redis(path: Path, clock: ManualClock) -> Store:

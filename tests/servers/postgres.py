@@ -42,7 +42,7 @@ _ACCESS = "local all all trust\nhost all +passworded all scram-sha-256\nhost all
 """Members of the role `passworded`, which tests may create, have to give their passwords."""
 
 _numbers = itertools.count(1)
-_migrated: list[str] = []
+_brief: list[str] = []
 
 
 class User(TypedDict, total=False):
@@ -334,11 +334,16 @@ def _template() -> str:
 
 @functools.cache
 def migrated_postgres(of: str) -> str:
-    """The URL of a database with the schema of the store; the same one for the same `of`, as long as it is needed: when
-    many others have been made since, it is dropped, since they lie in memory."""
+    """The URL of a database with the schema of the store; the same one for the same `of`."""
+    return postgres().database(_template())
+
+
+@functools.cache
+def brief_postgres(of: str) -> str:
+    """The same for one test: it is dropped when many others have been made since, as they lie in memory."""
     url = postgres().database(_template())
-    _migrated.append(url)
-    if len(_migrated) > 2 * _KEPT:
-        postgres().drop(*_migrated[:_KEPT])
-        del _migrated[:_KEPT]
+    _brief.append(url)
+    if len(_brief) > 2 * _KEPT:
+        postgres().drop(*_brief[:_KEPT])
+        del _brief[:_KEPT]
     return url
