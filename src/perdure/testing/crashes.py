@@ -56,8 +56,7 @@ def explore_crashes(
     - `before`: called before each run; puts fakes that the steps use back to their beginning.
     - `same`: whether two results are the same, where equality asks for too much (random ids, times).
     - `pairs`: kills a second time too, at each point that was passed after the first crash. That is many runs.
-    - `at_most`: how many runs there are at most. Where there are more points some are left out, evenly, and the report
-      tells how many.
+    - `at_most`: how many runs there are at most; the report tells how many points were left out.
     - `open`: opens an empty store, other than the one in memory.
 
         report = await testing.explore_crashes(fulfil, order, signals=[("approve", Approval(by="ada"))])
@@ -118,14 +117,11 @@ class _Explorer:
         return report
 
     async def _kill_at_each(self, undisturbed: _Life, report: CrashReport, at_most: int, *, pairs: bool) -> None:
-        report.points = len(undisturbed.passed)
-        count = max(0, min(report.points, at_most - self._runs))
-        report.left_out = report.points - count
-        # Too many for all of them are left out evenly.
-        plans: list[tuple[Place, ...]] = [(undisturbed.passed[n * report.points // count],) for n in range(count)]
+        plans: list[tuple[Place, ...]] = [(place,) for place in undisturbed.passed]
+        report.points = len(plans)
         for plan in plans:  # grows while it goes on
             if self._runs >= at_most:
-                report.left_out += len(plans) - plans.index(plan)
+                report.left_out = len(plans) - plans.index(plan)
                 return
             life = await self._live(plan)
             wrong = self._compare(undisturbed, life) + self._ran_again(life)
