@@ -221,10 +221,10 @@ async def test_an_engine_that_runs_a_kept_step_again_is_found(monkeypatch: pytes
 async def test_an_engine_that_tries_too_often_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = _Attempts._try
 
-    async def twice(self: _Attempts, number: int) -> Any:
+    async def twice(self: _Attempts) -> Any:
         if self.execution.claim.cut_off:
             self.execution.tap(Point.BEFORE_STEP, self.key)
-        return await attempt(self, number)
+        return await attempt(self)
 
     monkeypatch.setattr(_Attempts, "_try", twice)
     report = await testing.explore_crashes(counts_itself, before=seen.clear)

@@ -352,11 +352,6 @@ class Execution:
             self.end()
         await self.check()
 
-    async def after_kept(self) -> None:
-        """Waits until the kept outcomes that its code asks for now have arrived."""
-        await self.turns.take(self.now(), NEW)
-        await self.check()
-
     async def save(
         self, checkpoint: Checkpoint, *, consumes: int | None = None, starts: Start | None = None
     ) -> Existed | None:

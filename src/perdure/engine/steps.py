@@ -93,7 +93,8 @@ class _Attempts:
         self.arguments = arguments
         self.digest = digest
         self.started_at: Millis = 0
-        self.attempt = 1
+        self.attempt = 0
+        """The number of the one that is under way, or was last."""
         self.since = scope.since
         self.kept = False
         """Whether its outcome is kept, or on its way to be."""
@@ -109,7 +110,7 @@ class _Attempts:
     async def _run(self, saved: Checkpoint | None) -> Any:
         execution = self.execution
         if saved is not None:
-            self.attempt = saved.attempts + 1
+            self.attempt = saved.attempts
             if not _is_kept(saved, StepCutOff):  # For the steps in it an attempt that was cut off goes on.
                 self.since = saved.position
             if saved.at is not None and saved.at > execution.now():
@@ -120,17 +121,17 @@ class _Attempts:
                 await self._begin_once(saved)
         elif execution.claim.cut_off and not execution.progressed:
             with execution.in_flight():
-                self.attempt = await self._count_cut_off(self.attempt)
+                await self._count_cut_off()
         while True:
+            self.attempt += 1
             execution.begin(self.key)
             try:
-                return await self._try(self.attempt)
+                return await self._try()
             except _Again as again:
                 at = again.at
             finally:
                 execution.end(self.key)
             await self._back_off(at)
-            self.attempt += 1
             self.since = sys.maxsize
 
     def _cancelled(self) -> None:
@@ -146,17 +147,17 @@ class _Attempts:
                     body, _ = self._encoded(self.thread.result())
                 except _HOPELESS:
                     return
-                execution.save_soon(self._checkpoint(Outcome.OK, body, self.attempt))
+                execution.save_soon(self._checkpoint(Outcome.OK, body))
         elif self.scope.step_key is None and self._is_being_cancelled():
             error = StepCancelled(f"step {self.key} was cancelled by the workflow's code")
-            execution.save_soon(self._checkpoint(Outcome.ERROR, encode_failure(error), self.attempt))
+            execution.save_soon(self._checkpoint(Outcome.ERROR, encode_failure(error)))
 
     def _is_being_cancelled(self) -> bool:
         """Whether the task that the call is in was asked to end, so that a `CancelledError` is not the step's own."""
         task = asyncio.current_task(self.execution.runtime.loop)
         return task is None or task.cancelling() > 0
 
-    async def _try(self, attempt: int) -> Any:
+    async def _try(self) -> Any:
         """One attempt: returns the value, raises what is final, or `_Again`."""
         execution = self.execution
         execution.tap(Point.BEFORE_STEP, self.key)
@@ -164,11 +165,11 @@ class _Attempts:
         body = ""
         try:
             if self.step.transaction is None:
-                value = await self._invoke(attempt, self.step.fn)
+                value = await self._invoke(self.step.fn)
                 execution.tap(Point.AFTER_EFFECT, self.key)
                 body, result = self._encoded(value)
             else:
-                result = await self._commit(attempt, self.step.transaction)
+                result = await self._commit(self.step.transaction)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -178,22 +179,22 @@ class _Attempts:
                 raise
             if execution.over:
                 raise asyncio.CancelledError from None
-            await self._failed(attempt, error)
+            await self._failed(error)
             raise
         if self.step.transaction is None:
-            await self._save(Outcome.OK, body, attempt)
+            await self._save(Outcome.OK, body)
         execution.tap(Point.AFTER_CHECKPOINT, self.key)
         # Decoded, so that the workflow sees now what it would see after a crash.
         return result
 
-    async def _commit(self, attempt: int, transaction: Callable[[], Any]) -> Any:
+    async def _commit(self, transaction: Callable[[], Any]) -> Any:
         """One attempt whose effect and checkpoint are committed together. What became of a commit whose reply was lost
         (or came after the step's time was over) is found out before anything else is said of the step."""
         execution = self.execution
-        checkpoint = self._checkpoint(Outcome.OK, "", attempt)
+        checkpoint = self._checkpoint(Outcome.OK, "")
         effect = Effect(execution, transaction, self.step, checkpoint, self._encoded)
         try:
-            result = await self._invoke(attempt, effect.call_async if self.step.is_async else effect.call)
+            result = await self._invoke(effect.call_async if self.step.is_async else effect.call)
             await execution.completed()
             return result
         except ClaimLost:
@@ -215,27 +216,27 @@ class _Attempts:
         body = encode(value, f"the result of step {self.key}", self.execution.runtime.max_value_bytes)
         return body, self.step.signature.returns.decode(body)
 
-    async def _failed(self, attempt: int, error: BaseException) -> None:
+    async def _failed(self, error: BaseException) -> None:
         """Keeps a failure; returns when the error itself is to be raised."""
         retry = self.step.retry
         if (
             retry is not None
-            and retry.allows(attempt)
+            and retry.allows(self.attempt)
             and retry.covers(error)
             and not isinstance(error, _HOPELESS)
             and self.execution.cancelling is None
         ):
-            at = self.execution.now() + retry.delay_after(attempt, self.execution.runtime.random())
-            await self._save(Outcome.OPEN, encode_failure(error), attempt, at)
+            at = self.execution.now() + retry.delay_after(self.attempt, self.execution.runtime.random())
+            await self._save(Outcome.OPEN, encode_failure(error), at)
             raise _Again(at)
         info = describe(error)
         raised_by(error, self.step.name)
-        await self._save(Outcome.ERROR, encode_failure(error), attempt)
+        await self._save(Outcome.ERROR, encode_failure(error))
         if rebuild(info) is None:
             # After a crash it could not be made again, and code that catches it would take another way than now.
             raise raised_by(StepFailed(self.key, info), self.step.name) from error
 
-    async def _invoke(self, attempt: int, fn: Callable[..., Any]) -> Any:
+    async def _invoke(self, fn: Callable[..., Any]) -> Any:
         step, execution = self.step, self.execution
         inner = Scope(
             execution,
@@ -243,7 +244,7 @@ class _Attempts:
             f"{self.key}/",
             depth=self.scope.depth + 1,
             step_key=self.key,
-            step_attempt=attempt,
+            step_attempt=self.attempt,
             since=self.since,
         )
         if step.timeout is None:
@@ -290,32 +291,32 @@ class _Attempts:
         """Of a step that may have one attempt it is kept that this begins, so that a crash leaves no doubt."""
         if saved is None:
             self.started_at = self.execution.now()
-            await self.execution.save(self._checkpoint(Outcome.OPEN, None, 0))
+            await self.execution.save(self._checkpoint(Outcome.OPEN, None))
         elif self.execution.claim.cut_off:
-            await self._count_cut_off(self.attempt)
+            await self._count_cut_off()
 
-    async def _count_cut_off(self, attempt: int) -> int:
+    async def _count_cut_off(self) -> None:
         """The worker died in the attempt before, and nothing has completed since: it is this step, or one beside it,
         that was cut off (or about to begin). That attempt counts."""
-        error = StepCutOff(f"attempt {attempt} of step {self.key} was cut off when its worker died")
+        self.attempt += 1
+        error = StepCutOff(f"attempt {self.attempt} of step {self.key} was cut off when its worker died")
         retry = self.step.retry
-        final = retry is not None and not retry.allows(attempt)
-        await self._save(Outcome.ERROR if final else Outcome.OPEN, encode_failure(error), attempt)
+        final = retry is not None and not retry.allows(self.attempt)
+        await self._save(Outcome.ERROR if final else Outcome.OPEN, encode_failure(error))
         if final:
             raise raised_by(error, self.step.name)
-        return attempt + 1
 
-    async def _save(self, outcome: Outcome, body: Json, attempt: int, at: Millis | None = None) -> None:
+    async def _save(self, outcome: Outcome, body: Json, at: Millis | None = None) -> None:
         self.kept = outcome is not Outcome.OPEN
-        await self.execution.save(self._checkpoint(outcome, body, attempt, at))
+        await self.execution.save(self._checkpoint(outcome, body, at))
 
-    def _checkpoint(self, outcome: Outcome, body: Json | None, attempt: int, at: Millis | None = None) -> Checkpoint:
+    def _checkpoint(self, outcome: Outcome, body: Json | None, at: Millis | None = None) -> Checkpoint:
         return Checkpoint(
             self.key,
             Kind.STEP,
             outcome,
             body,
-            attempts=attempt,
+            attempts=self.attempt,
             digest=self.digest,
             at=at,
             started_at=self.started_at,

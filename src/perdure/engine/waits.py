@@ -12,6 +12,7 @@ from msgspec import json
 from perdure.codec import Decoder
 from perdure.engine.execution import Execution
 from perdure.engine.history import through_outages
+from perdure.engine.turns import NEW
 from perdure.errors import (
     DecodingError,
     InvalidInput,
@@ -67,7 +68,8 @@ async def signal_for(execution: Execution, key: str, name: str, decoder: Decoder
     at = saved.at if saved is not None else None if timeout is None else began + timeout
     with execution.in_flight():
         if saved is not None:
-            await execution.after_kept()  # One of these may be why the code cancels this wait, as it did before.
+            # After the outcomes that are kept: one of these may be why the code cancels this wait, as it did before.
+            await execution.replay(execution.now(), NEW)
         arrived = await execution.inbox.take(name)
     if arrived is None and (at is None or at > execution.now()):
         if saved is None:
