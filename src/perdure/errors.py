@@ -114,6 +114,11 @@ def batch_conflict(batch: str, what: str) -> IdConflict:
     return IdConflict(f"batch {batch!r} exists {what}; an id names one batch: use another id")
 
 
+def kept_type(cls: type[BaseException]) -> str:
+    """What is kept of an exception's class: the module and the name."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
 class ErrorInfo(Struct, omit_defaults=True):
     """An exception as it is kept: its type, message and traceback as text, and what it came from."""
 

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 
 from msgspec import json
 
-from perdure.errors import ErrorInfo, RunFailed, StepFailed
+from perdure.errors import DecodingError, ErrorInfo, RunFailed, StepFailed, kept_type
 
 E = TypeVar("E", bound=BaseException)
 
@@ -55,7 +55,7 @@ def decode_failure(text: str) -> ErrorInfo:
         return json.decode(text, type=ErrorInfo)
     except Exception as error:
         return ErrorInfo(
-            type="perdure.errors:DecodingError",
+            type=kept_type(DecodingError),
             message=f"what was kept of an error can't be read ({_text(error)}): {_shortened(text, 1000)}",
         )
 
@@ -113,7 +113,7 @@ def _raised_at(error: BaseException) -> str:
 def _describe(error: BaseException, causes_left: int) -> ErrorInfo:
     cls = type(error)
     info = ErrorInfo(
-        type=f"{cls.__module__}:{cls.__qualname__}",
+        type=kept_type(cls),
         message=_shortened(_message(error), MAX_MESSAGE),
         args=_plain_args(error),
     )

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, json
 
-from perdure.errors import DeadlineExceeded, ErrorInfo, PerdureError, Poisoned
+from perdure.errors import DeadlineExceeded, ErrorInfo, PerdureError, Poisoned, kept_type
 
 Json: TypeAlias = str
 Millis: TypeAlias = int
@@ -507,8 +507,8 @@ def crash_backoff(crashes: int) -> Millis:
     return 0 if crashes < 2 else min(60_000, 500 * 2**crashes)
 
 
-POISONED = f"{Poisoned.__module__}:{Poisoned.__qualname__}"
-OVERDUE = f"{DeadlineExceeded.__module__}:{DeadlineExceeded.__qualname__}"
+POISONED = kept_type(Poisoned)
+OVERDUE = kept_type(DeadlineExceeded)
 """The causes of runs that the store itself ends as failed."""
 
 
@@ -530,6 +530,4 @@ def deadline_exceeded() -> Json:
 
 
 def _error(kind: type[PerdureError], message: str) -> Json:
-    return json.encode(
-        ErrorInfo(type=f"{kind.__module__}:{kind.__qualname__}", message=message, args=[message])
-    ).decode()
+    return json.encode(ErrorInfo(type=kept_type(kind), message=message, args=[message])).decode()

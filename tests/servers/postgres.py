@@ -341,7 +341,7 @@ def migrated_postgres(of: str) -> str:
 @functools.cache
 def brief_postgres(of: str) -> str:
     """The same for one test: it is dropped when many others have been made since, as they lie in memory."""
-    url = postgres().database(_template())
+    url = migrated_postgres(of)
     _brief.append(url)
     if len(_brief) > 2 * _KEPT:
         postgres().drop(*_brief[:_KEPT])

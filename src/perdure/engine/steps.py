@@ -25,6 +25,7 @@ from perdure.errors import (
     StepFailed,
     StepTimedOut,
     ValueTooLarge,
+    kept_type,
 )
 from perdure.failures import decode_failure, describe, encode_failure, raised_by, rebuild
 from perdure.model import Checkpoint, Json, Kind, Millis, Outcome, Wait, WaitFor
@@ -351,7 +352,7 @@ def _has_value(future: asyncio.Future[Any]) -> bool:
 
 def _is_kept(kept: Checkpoint, error: type[PerdureError]) -> bool:
     """Whether it is of an error of that type."""
-    return kept.body is not None and decode_failure(kept.body).type == f"{error.__module__}:{error.__qualname__}"
+    return kept.body is not None and decode_failure(kept.body).type == kept_type(error)
 
 
 def _outcome(step: StepDefinition, kept: Checkpoint) -> Any:

@@ -3,11 +3,9 @@ that does not depend on how fast the machine is. A script of the most that is al
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-import anyio
 import pytest
 
 from conformance.kit import (
@@ -26,9 +24,8 @@ from perdure.errors import RunNotEnded, RunNotFound
 from perdure.model import Limits, OnConflict, Rate, Retention, RunQuery, Start, State, Unique
 from perdure.stores import open_store
 from perdure.stores.base import CLAIM_LIMIT, Store, To
-from perdure.stores.redis.connect import Redis
-from perdure.stores.redis.scripts import Script
 from servers.redis import RedisServer, own_server
+from servers.redis_meter import Meter
 
 pytestmark = pytest.mark.anyio
 
@@ -36,21 +33,6 @@ MANY = 3_000
 MOST = 1_000
 """The most commands of one script."""
 HOUR = 3_600_000
-
-_CALLS = re.compile(rb"cmdstat_([a-z|]+):calls=(\d+)")
-
-
-class Meter:
-    """How many commands the longest call has run since it was looked at last."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, str]] = []
-
-    def check(self) -> None:
-        """Raises when a call has run more than may be."""
-        longest = max(self.calls, default=(0, ""))
-        self.calls = []
-        assert longest[0] <= MOST, f"{longest[1]} runs {longest[0]} commands in one call"
 
 
 @pytest.fixture(scope="module")
@@ -70,23 +52,7 @@ async def store(server: RedisServer, clock: ManualClock) -> AsyncIterator[Store]
 
 @pytest.fixture
 def meter(store: Store, monkeypatch: pytest.MonkeyPatch) -> Meter:
-    """Counts from now on."""
-    meter, call, turn = Meter(), Redis.call, anyio.Lock()
-
-    async def total(redis: Redis) -> int:
-        said = bytes(await redis.run("INFO", "commandstats"))
-        return sum(int(calls) for name, calls in _CALLS.findall(said) if name not in (b"info", b"fcall"))
-
-    async def counted(self: Redis, script: Script, *args: Any, **options: Any) -> Any:
-        async with turn:  # Calls may overlap.
-            before = await total(self)
-            try:
-                return await call(self, script, *args, **options)
-            finally:
-                meter.calls.append((await total(self) - before, script.name))
-
-    monkeypatch.setattr(Redis, "call", counted)
-    return meter
+    return Meter(MOST, monkeypatch)
 
 
 def many(**what: Any) -> list[Start]:

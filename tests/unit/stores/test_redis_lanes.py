@@ -4,7 +4,6 @@ is counted in commands."""
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -24,10 +23,9 @@ from conformance.kit import (
 from perdure.model import Limits, Rate, Retention
 from perdure.stores import open_store
 from perdure.stores.base import Store
-from perdure.stores.redis.connect import Redis
-from perdure.stores.redis.scripts import Script
 from servers.redis import RedisServer, own_server
 from servers.redis_books import Books
+from servers.redis_meter import Meter
 
 pytestmark = pytest.mark.anyio
 
@@ -35,21 +33,6 @@ LANES = 600
 MOST = 2_000
 """The most commands of one script."""
 HOUR = 3_600_000
-
-_CALLS = re.compile(rb"cmdstat_([a-z|]+):calls=(\d+)")
-
-
-class Meter:
-    """How many commands each call has run."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, str]] = []
-
-    def check(self, most: int = MOST) -> None:
-        """Raises when a call since the last look has run more than may be."""
-        longest = max(self.calls)
-        assert longest[0] <= most, f"{longest[1]} runs {longest[0]} commands in one call"
-        self.calls = []
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +57,7 @@ async def store(url: str, clock: ManualClock) -> AsyncIterator[Store]:
 
 @pytest.fixture
 def meter(store: Store, monkeypatch: pytest.MonkeyPatch) -> Meter:
-    """Counts from now on."""
-    meter, call = Meter(), Redis.call
-
-    async def total(redis: Redis) -> int:
-        said = bytes(await redis.run("INFO", "commandstats"))
-        return sum(int(calls) for name, calls in _CALLS.findall(said) if name not in (b"info", b"fcall"))
-
-    async def counted(self: Redis, script: Script, *args: Any, **options: Any) -> Any:
-        before = await total(self)
-        try:
-            return await call(self, script, *args, **options)
-        finally:
-            meter.calls.append((await total(self) - before, script.name))
-
-    monkeypatch.setattr(Redis, "call", counted)
-    return meter
+    return Meter(MOST, monkeypatch)
 
 
 async def ended(store: Store, clock: ManualClock, ids: list[str]) -> None:
