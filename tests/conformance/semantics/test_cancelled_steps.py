@@ -8,8 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from perdure import current_run, sleep, step
+from perdure import App, current_run, sleep, step
 from perdure.errors import RunCancelled, RunFailed, StepCancelled, StepFailed
+from perdure.step import Step
+from perdure.workflow import Workflow
 
 from .conftest import Explore, Play
 from .kit import Gate, ThreadGate, new_app, replay
@@ -17,13 +19,9 @@ from .kit import Gate, ThreadGate, new_app, replay
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_step_that_a_group_cancels_does_not_run_again(play: Play, explore: Explore) -> None:
-    app, log = new_app(), list[str]()
-
-    @step
-    async def mail() -> None:
-        log.append("mail")
-        await asyncio.Event().wait()
+def beside_a_failure(app: App, log: list[str], mail: Step[[], None]) -> Workflow[[], str]:
+    """A workflow with a step in a group beside another one, which fails when the first has begun; then it is put away
+    again and again."""
 
     @step
     async def fails() -> None:
@@ -43,6 +41,18 @@ async def test_a_step_that_a_group_cancels_does_not_run_again(play: Play, explor
             await sleep(timedelta(hours=1))
         return "done"
 
+    return flow
+
+
+async def test_a_step_that_a_group_cancels_does_not_run_again(play: Play, explore: Explore) -> None:
+    app, log = new_app(), list[str]()
+
+    @step
+    async def mail() -> None:
+        log.append("mail")
+        await asyncio.Event().wait()
+
+    flow = beside_a_failure(app, log, mail)
     async with play(app) as sandbox:
         run = await flow.start()
         await sandbox.advance(days=1)
@@ -63,23 +73,7 @@ async def test_a_step_in_a_thread_that_the_code_cancels_does_not_run_again(play:
         while not current_run().cancelling:
             time.sleep(0.001)
 
-    @step
-    async def fails() -> None:
-        while "mail" not in log:
-            await asyncio.sleep(0.001)
-        raise ValueError
-
-    @app.workflow
-    async def flow() -> str:
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(mail())
-                group.create_task(fails())
-        except* ValueError:
-            pass
-        await sleep(timedelta(hours=1))
-        return "done"
-
+    flow = beside_a_failure(app, log, mail)
     async with play(app) as sandbox:
         run = await flow.start()
         await sandbox.advance(days=1)
