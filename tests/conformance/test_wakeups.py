@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from conformance.kit import DAY, ManualClock, Worker, for_run, for_signal, message, start, worker
+from conformance.kit import DAY, ManualClock, Worker, for_run, for_signal, message, of_queue, start, worker
+from perdure.model import Limits, Rate, Schedule
 from perdure.stores.base import Claim, Store, To, Topic
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +58,28 @@ async def test_a_delayed_start_wakes_workers_to_look_at_the_clock(store: Store, 
     async with subscribed(store, Topic.WORK) as alarm:
         await alarm.after(lambda: store.enqueue([start(delay=DAY)]))
         assert (await ada.exchange()).next_at is not None
+
+
+@pytest.mark.parametrize("holds", ["rate", "schedule"])
+async def test_who_only_looks_wakes_nobody(store: Store, ada: Worker, clock: ManualClock, holds: str) -> None:
+    """Or all of them would wake each other as long as there is something to wait for."""
+    if holds == "rate":
+        await store.set_limits(of_queue(), Limits(rate=Rate(1, DAY, 1)), "ada")
+        await store.enqueue([start() for _ in range(3)])
+        await ada.claim_one()
+    else:
+        at = clock.now() + DAY
+        await store.put_schedule(Schedule(name="s", at=at, start=start("")), at, declared=True)
+    async with subscribed(store, Topic.WORK) as alarm:
+        await alarm.after(lambda: store.enqueue([start(queue="elsewhere")]))
+        rang = alarm.calls
+        for _ in range(20):
+            reply = await ada.exchange(slots=5)
+            assert not reply.claims
+            assert reply.next_at is not None
+        # Wake-ups come in order: when this one is there, so are those before it.
+        await alarm.after(lambda: store.enqueue([start(queue="elsewhere")]))
+        assert alarm.calls == rang + 1
 
 
 async def test_a_signal_wakes_workers_for_the_parked_and_the_watching(store: Store, ada: Worker) -> None:

@@ -81,7 +81,8 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     if _brief(exchange, head):
         return _brief_reply(transaction, exchange, head)
     left_over = outlook(transaction, exchange.worker) if _strict(transaction, exchange, head) else None
-    reply, _ = _reply(transaction, exchange, head, left_over)
+    reply, _ = _reply(transaction, exchange, head)
+    _look_out(reply, left_over)
     return None if reply.more and exchange.slots > 0 else reply
 
 
@@ -106,7 +107,7 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
             claim_for(transaction, exchange, strict=strict)
         if strict:
             left_over = outlook(transaction, exchange.worker)
-    reply, left = _reply(transaction, exchange, head, left_over)
+    reply, left = _reply(transaction, exchange, head)
     if reply.claims or exchange.settles or ready:
         transaction.tell.add(Topic.STATUS)
     # What settles frees its share of a limit, for which runs of others may wait.
@@ -114,6 +115,8 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
         transaction.tell.add(Topic.WORK)
     if reply.next_at is not None and (head.next_at is None or reply.next_at < head.next_at):
         transaction.tell.add(Topic.WORK)
+    # Only now: what limits and rates say each worker asks for itself, or all would wake each other while one holds.
+    _look_out(reply, left_over)
     reply.more |= more
     reply.existed = existed
     return reply
@@ -310,10 +313,15 @@ def _take_up(transaction: Transaction, head: _Head) -> tuple[bool, bool]:
     return promoted, more
 
 
-def _reply(
-    transaction: Transaction, exchange: Exchange, head: _Head, left_over: Outlook | None
-) -> tuple[Exchanged, bool]:
-    """The reply, and whether anything is ready for anybody. `left_over` replaces what the ready set alone tells."""
+def _look_out(reply: Exchanged, left_over: Outlook | None) -> None:
+    """Replaces what the ready set alone tells by what limits, rates and sessions leave of it."""
+    if left_over is not None:
+        reply.next_at = _first(reply.next_at, left_over.next_at)
+        reply.more = left_over.more
+
+
+def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[Exchanged, bool]:
+    """The reply, and whether anything is ready for anybody."""
     now, refused = transaction.now, sorted(_refused(exchange, head))
     if not head.known:
         return Exchanged(now, [], refused, [], [], None, more=False, gone=True), True
@@ -336,8 +344,8 @@ def _reply(
         refused=refused,
         cancelled=_Cancelled.decode(cancelled),
         seen=_watch(transaction, exchange, head),
-        next_at=_first(timer, deadline, slot, left_over.next_at if left_over else None),
-        more=left_over.more if left_over else bool(more),
+        next_at=_first(timer, deadline, slot),
+        more=bool(more),
         due=read_schedules(due),
     ), bool(left)
 

@@ -254,6 +254,7 @@ DECLARE
     _already integer := 0;
     _strict boolean := false;
     _more boolean := false;
+    _sooner boolean;
     _count integer;
     _started record;
     _put_back bigint[];
@@ -637,6 +638,8 @@ BEGIN
             ))
         INTO next_at, more;
     END IF;
+    -- Of what limits and rates say each worker asks for itself: all would wake each other while one holds.
+    _sooner := next_at < coalesce(least(_head.timer, _head.deadline, _head.slot), 9223372036854775807);
     IF _due THEN
         due := due(now, 10, _skips);
     END IF;
@@ -649,7 +652,7 @@ BEGIN
     ) THEN
         PERFORM pg_notify(channel(), 's');
     END IF;
-    IF next_at < coalesce(least(_head.timer, _head.deadline), 9223372036854775807) THEN
+    IF _sooner THEN
         PERFORM tell_work();
     ELSIF _ready THEN
         IF EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL) THEN
