@@ -69,7 +69,9 @@ def define(app: App, shape: Shape, queue: str, drained: Drained) -> tuple[Workfl
         drained.count()
         return payload
 
-    @app.workflow(name="bench.drain", queue=queue, group_limit=shape.group_limit)
+    @app.workflow(
+        name="bench.drain", queue=queue, group=_group if shape.groups else None, group_limit=shape.group_limit
+    )
     async def drain(payload: str) -> str:
         for _ in range(shape.steps):
             await work(payload)
@@ -109,12 +111,12 @@ async def _round(url: str, shape: Shape) -> tuple[float, float, float, float | N
     """Runs per second of the bare loop and of a worker, which get the same runs on two queues; the calls to the store
     for each run of the worker, and the microseconds of the server that these take."""
     queue, bare_queue = new_queue(), new_queue()
-    payload = "x" * shape.payload_bytes
+    payloads = [_payload(shape, number) for number in range(shape.runs)]
     async with App(url) as app:
         drained = Drained(shape.total, shape.concurrency)
         drain, leaf = define(app, shape, queue, drained)
-        await drain.options(queue=bare_queue).start_many([payload] * shape.runs)
-        await _start(drain, shape, payload)
+        await drain.options(queue=bare_queue).start_many(payloads)
+        await drain.start_many(payloads)
         gc.collect()
         floor = Floor(
             bare_queue,
@@ -135,14 +137,14 @@ async def _round(url: str, shape: Shape) -> tuple[float, float, float, float | N
     return shape.total / took_bare, shape.total / took, calls / shape.total, spent
 
 
-async def _start(drain: Workflow[[str], str], shape: Shape, payload: str) -> None:
-    """Makes the runs that the worker drains; those of one group go one after the other."""
-    if not shape.groups:
-        await drain.start_many([payload] * shape.runs)
-        return
-    for group in range(shape.groups):
-        runs = shape.runs // shape.groups + (group < shape.runs % shape.groups)
-        await drain.options(group=f"group-{group}").start_many([payload] * runs)
+def _payload(shape: Shape, number: int) -> str:
+    """The input of a run. It tells the group, if there are any: runs of all groups arrive mixed, as those of many
+    customers do."""
+    return (str(number % shape.groups) if shape.groups else "").rjust(shape.payload_bytes, "x")
+
+
+def _group(payload: str) -> str:
+    return payload.lstrip("x")
 
 
 async def _drain(app: App, queue: str, concurrency: int, drained: Drained) -> float:
