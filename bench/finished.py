@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from perdure.model import Retention, RunQuery, Start, State
-from perdure.stores.base import Exchange, Exchanged, Registration, Settle, Store, To
+from perdure.stores.base import Registration, Store
+from perdure.stores.exchange import Exchange, Exchanged, Settle, To
 from perdure.stores.postgres import PostgresStore, parse_url
 
 sys.path.insert(0, str(Path(__file__).parent / "dequeue"))

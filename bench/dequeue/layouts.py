@@ -11,7 +11,8 @@ from typing import Any
 import asyncpg
 
 from perdure.stores import open_store
-from perdure.stores.base import Claim, Exchange, Registration, Settle, To
+from perdure.stores.base import Registration
+from perdure.stores.exchange import Claim, Exchange, Settle, To
 from perdure.stores.postgres import parse_url
 from perdure.stores.postgres.exchange import Desk
 from perdure.stores.postgres.pool import Connections

@@ -21,7 +21,8 @@ from perdure.explain import reason_of
 from perdure.failures import decode_failure
 from perdure.model import Checkpoint, Ended, Outcome, RunRecord, Signal, State
 from perdure.options import check_labels, check_name, check_signal, check_text
-from perdure.stores.base import PAGE, Store, Topic
+from perdure.stores.base import Store, Topic
+from perdure.stores.exchange import PAGE
 from perdure.transactions import call_within
 
 if TYPE_CHECKING:

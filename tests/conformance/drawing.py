@@ -8,7 +8,7 @@ from conformance.kit import BILL, DEFAULT, SHIP, URGENT, ManualClock, checkpoint
 from conformance.reference import Reference
 from conformance.runs import Run
 from perdure.model import Json, Kind, OnConflict, Outcome, Start, Unique, Wait
-from perdure.stores.base import Claim, Save, Settle, To
+from perdure.stores.exchange import Claim, Save, Settle, To
 
 NAMES = ["approve", "reject"]
 DELAYS = [0, 1, 500, 3_000, 60_000]

@@ -25,20 +25,8 @@ from perdure.model import (
     Wait,
     WaitFor,
 )
-from perdure.stores.base import (
-    CLAIM_LIMIT,
-    Claim,
-    Exchange,
-    Exchanged,
-    Ref,
-    Registration,
-    Save,
-    Settle,
-    Store,
-    To,
-    Told,
-    Watch,
-)
+from perdure.stores.base import Registration, Store
+from perdure.stores.exchange import CLAIM_LIMIT, Claim, Exchange, Exchanged, Ref, Save, Settle, To, Told, Watch
 
 LEASE: Millis = 30_000
 DAY: Millis = 24 * 60 * 60 * 1000

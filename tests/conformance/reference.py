@@ -31,18 +31,8 @@ from perdure.model import (
     deadline_exceeded,
     poisoned,
 )
-from perdure.stores.base import (
-    CLAIM_LIMIT,
-    Cancelling,
-    Claim,
-    Exchange,
-    Exchanged,
-    Existed,
-    Registration,
-    Save,
-    Settle,
-    To,
-)
+from perdure.stores.base import Registration
+from perdure.stores.exchange import CLAIM_LIMIT, Cancelling, Claim, Exchange, Exchanged, Existed, Save, Settle, To
 
 ENDS = {To.SUCCEEDED: State.SUCCEEDED, To.FAILED: State.FAILED, To.CANCELLED: State.CANCELLED}
 

@@ -9,7 +9,8 @@ import pytest
 from conformance.kit import DEFAULT, SHIP, ManualClock, Worker, all_runs, drain, ids, record, settle, start
 from perdure.errors import IdConflict, StoreError
 from perdure.model import BatchRecord, Count, RunQuery, Started, State, Unique, WaitFor
-from perdure.stores.base import Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,8 @@ from conformance.kit import (
 )
 from perdure.errors import RunEnded, RunNotFound
 from perdure.model import DEADLINE_PASSED, Ended, Kind, State
-from perdure.stores.base import Cancelling, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import Cancelling, To
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,8 @@ from conformance.kit import (
     with_token,
 )
 from perdure.model import Checkpoint, Kind, Outcome, State
-from perdure.stores.base import PAGE, Existed, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import PAGE, Existed, To
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,8 @@ from conformance.kit import (
     worker,
 )
 from perdure.model import State
-from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Claim, To
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,8 @@ from conformance.kit import (
     worker,
 )
 from perdure.model import State, crash_backoff, poisoned
-from perdure.stores.base import Claim, Store
+from perdure.stores.base import Store
+from perdure.stores.exchange import Claim
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,8 @@ import pytest
 
 from conformance.kit import DAY, ManualClock, Worker, drain, for_run, for_signal, for_timer, ids, record, start
 from perdure.model import DEADLINE_PASSED, PARENT_DEADLINE_PASSED, Ended, State, deadline_exceeded
-from perdure.stores.base import Cancelling, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import Cancelling, To
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,8 @@ from conformance.kit import (
 )
 from perdure.errors import RunNotEnded, RunNotFound
 from perdure.model import Kind, State
-from perdure.stores.base import Store, To, Told
+from perdure.stores.base import Store
+from perdure.stores.exchange import To, Told
 
 pytestmark = pytest.mark.anyio
 

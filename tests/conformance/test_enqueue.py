@@ -8,7 +8,8 @@ import pytest
 
 from conformance.kit import BILL, DAY, URGENT, ManualClock, Worker, all_runs, drain, ids, record, start, worker
 from perdure.model import Started, State
-from perdure.stores.base import Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,8 @@ import pytest
 
 from conformance.kit import BILL, ManualClock, Worker, checkpoint, keys, record, start, worker
 from perdure.model import OVERDUE, POISONED, FailureCause, Outcome, RunQuery, State
-from perdure.stores.base import Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,8 @@ import pytest
 
 from conformance.kit import DEFAULT, URGENT, Worker, checkpoint, ids, of_queue, settle, start, worker
 from perdure.model import Limits
-from perdure.stores.base import Claim, Store
+from perdure.stores.base import Store
+from perdure.stores.exchange import Claim
 
 pytestmark = pytest.mark.anyio
 

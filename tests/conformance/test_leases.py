@@ -27,7 +27,8 @@ from conformance.kit import (
 from perdure.clock import moment
 from perdure.explain import reason_of
 from perdure.model import Outcome, RunQuery, State
-from perdure.stores.base import Keeper, Store, To
+from perdure.stores.base import Keeper, Store
+from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
 

@@ -28,7 +28,8 @@ from conformance.kit import (
 )
 from perdure.errors import InvalidInput
 from perdure.model import Limits, Rate, Scope, ScopeKind
-from perdure.stores.base import Store, To, Topic
+from perdure.stores.base import Store, Topic
+from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
 

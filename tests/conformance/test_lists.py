@@ -23,7 +23,8 @@ from conformance.kit import (
     worker,
 )
 from perdure.model import Count, RunQuery, State
-from perdure.stores.base import Severity, Store, To
+from perdure.stores.base import Severity, Store
+from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
 

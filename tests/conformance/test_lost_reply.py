@@ -26,7 +26,8 @@ from conformance.kit import (
 )
 from perdure.errors import RunEnded
 from perdure.model import Ended, Kind, Outcome, Started, State
-from perdure.stores.base import Cancelling, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import Cancelling, To
 
 pytestmark = pytest.mark.anyio
 

@@ -52,7 +52,8 @@ from perdure.model import (
     Signal,
     State,
 )
-from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Settle, To, Watch
+from perdure.stores.base import Registration
+from perdure.stores.exchange import Claim, Exchange, Exchanged, Settle, To, Watch
 
 T = TypeVar("T")
 SEED = st.integers(0, 2**20)

@@ -23,7 +23,8 @@ from conformance.kit import (
 )
 from perdure.errors import RunEnded, RunNotFound
 from perdure.model import Ended, Kind, Retention, State
-from perdure.stores.base import Claim, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import Claim, To
 
 pytestmark = pytest.mark.anyio
 

@@ -23,7 +23,8 @@ from conformance.kit import (
     worker,
 )
 from perdure.model import Scope
-from perdure.stores.base import Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,8 @@ import pytest
 
 from conformance.kit import Worker, record, settle, start
 from perdure.model import State
-from perdure.stores.base import Store, To, Told, Topic
+from perdure.stores.base import Store, Topic
+from perdure.stores.exchange import To, Told
 
 pytestmark = pytest.mark.anyio
 

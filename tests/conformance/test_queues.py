@@ -21,7 +21,8 @@ from conformance.kit import (
     worker,
 )
 from perdure.model import HeldCount, Limits, QueueReport, Rate, Unserved
-from perdure.stores.base import Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
 

@@ -25,7 +25,8 @@ from conformance.kit import (
 )
 from perdure.errors import InvalidInput
 from perdure.model import Kind, Outcome, State, Unique
-from perdure.stores.base import Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
 

@@ -23,7 +23,8 @@ from conformance.kit import (
     start,
 )
 from perdure.model import Retention, RunQuery, State
-from perdure.stores.base import Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,8 @@ from conformance.kit import (
 )
 from perdure.errors import CheckpointNotFound, PerdureError, RunNotEnded, RunNotFound
 from perdure.model import Kind, Outcome, State
-from perdure.stores.base import Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,8 @@ from conformance.kit import DAY, ManualClock, Worker, all_runs, for_signal, reco
 from perdure.cron import due_fires, next_slots, run_id
 from perdure.errors import ScheduleNotFound
 from perdure.model import Fire, Millis, Missed, Overlap, RunRecord, Schedule, ScheduleRecord, State, Unique, WaitFor
-from perdure.stores.base import Exchanged, Store, To, Topic
+from perdure.stores.base import Store, Topic
+from perdure.stores.exchange import Exchanged, To
 
 pytestmark = pytest.mark.anyio
 

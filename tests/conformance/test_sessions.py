@@ -24,7 +24,8 @@ from conformance.kit import (
     worker,
 )
 from perdure.model import Limits, OnConflict, Unique
-from perdure.stores.base import Claim, Store, To, Topic
+from perdure.stores.base import Store, Topic
+from perdure.stores.exchange import Claim, To
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,8 @@ from conformance.kit import (
     with_token,
 )
 from perdure.model import Kind, Outcome, State
-from perdure.stores.base import Settle, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import Settle, To
 
 pytestmark = pytest.mark.anyio
 

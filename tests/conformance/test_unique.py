@@ -28,7 +28,8 @@ from conformance.kit import (
 )
 from perdure.errors import KeyTaken
 from perdure.model import Kind, Limits, Millis, OnConflict, Rate, RunQuery, Start, Started, State, Unique
-from perdure.stores.base import Existed, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import Existed, To
 
 pytestmark = pytest.mark.anyio
 

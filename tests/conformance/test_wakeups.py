@@ -10,7 +10,8 @@ import pytest
 
 from conformance.kit import DAY, ManualClock, Worker, for_run, for_signal, message, of_queue, start, worker
 from perdure.model import Limits, Rate, Schedule
-from perdure.stores.base import Claim, Store, To, Topic
+from perdure.stores.base import Store, Topic
+from perdure.stores.exchange import Claim, To
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from perdure.engine.execution import Execution
 from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome, RunRecord, State
-from perdure.stores.base import PAGE, Cancelling, Claim, Exchange, Exchanged, Save, Seen, Settle, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import PAGE, Cancelling, Claim, Exchange, Exchanged, Save, Seen, Settle, To
 
 
 def claim(

@@ -10,7 +10,7 @@ from engine.fakes import PagedStore, as_store, claim, kept
 from perdure.engine.history import History, Inbox
 from perdure.errors import StoreUnavailable
 from perdure.model import Arrived
-from perdure.stores.base import PAGE
+from perdure.stores.exchange import PAGE
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from perdure.engine import pump as module
 from perdure.engine.pump import Pump
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.model import Arrived, Start, Wait, WaitFor
-from perdure.stores.base import Cancelling, Claim, Exchange, Exchanged, Seen, To, Told, Watch
+from perdure.stores.exchange import Cancelling, Claim, Exchange, Exchanged, Seen, To, Told, Watch
 
 pytestmark = pytest.mark.anyio
 

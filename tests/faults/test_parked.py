@@ -10,7 +10,8 @@ import pytest
 
 from faults.kit import Process, World, until
 from perdure.model import Checkpoint, Kind, Millis, Outcome, Start, State, Wait, WaitFor
-from perdure.stores.base import CLAIM_LIMIT, Claim, Exchange, Registration, Save, Settle, Store, To
+from perdure.stores.base import Registration, Store
+from perdure.stores.exchange import CLAIM_LIMIT, Claim, Exchange, Save, Settle, To
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,8 @@ from faults.kit import World, until
 from faults.test_lost_replies import LEASE, persistently, start_journeys
 from perdure.errors import StoreUnavailable
 from perdure.model import Signal, Start, State
-from perdure.stores.base import Exchange, Registration, Settle, To
+from perdure.stores.base import Registration
+from perdure.stores.exchange import Exchange, Settle, To
 from servers.postgres import migrated_postgres
 from servers.proxy import Proxy
 

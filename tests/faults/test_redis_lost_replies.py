@@ -15,7 +15,8 @@ from faults.kit import PATIENCE, World, until
 from faults.test_lost_replies import LEASE, persistently, start_journeys
 from perdure.errors import StoreUnavailable
 from perdure.model import Signal, Start, State
-from perdure.stores.base import Exchange, Registration, Settle, To, Topic
+from perdure.stores.base import Registration, Topic
+from perdure.stores.exchange import Exchange, Settle, To
 from perdure.stores.redis.listen import channel
 from perdure.stores.redis.url import parse_url
 from servers.proxy import RedisProxy

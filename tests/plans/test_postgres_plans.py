@@ -26,7 +26,8 @@ from conformance.kit import (
 )
 from perdure.model import Limits, Retention, RunQuery, RunRecord, State, Unique
 from perdure.stores import open_store
-from perdure.stores.base import Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import To
 from plans.kit import Listener, Plan, explain_all, listener
 from servers.postgres import migrated_postgres
 from servers.postgres import postgres as shared_postgres

@@ -3,7 +3,8 @@
 From the bottom to the top; a module may import from its own package and from the layers below:
 
     model    plain data and pure decisions: errors, model, values, codec, retry, clock, ...
-    stores   the protocol (`stores.base`), what stores share, and the stores that carry it out; no store knows another
+    stores   the protocol (`stores.base`, `stores.exchange`), what stores share, and the stores that carry it out; no
+             store knows another
     engine   what happens inside of a worker; of the stores it knows the protocol alone
     app      what users hold: the other modules at the top level, and the public names in `perdure` itself
     edges    dashboard, contrib, testing: built on what users hold
@@ -43,6 +44,8 @@ MODEL = {
     ),
     "values",
 }
+SEAM = ("base", "exchange")
+"""Of `stores`, what all of them and the engine know."""
 LAYERS = ["model", "stores", "engine", "app", "edges", "cli"]
 PACKAGES = {
     "stores": "stores",
@@ -71,11 +74,11 @@ def allowed(importer: str, imported: str) -> bool:
         # The public names are for those who use them as users do; below, that would be a circle.
         return above in ("edges", "cli")
     if above == below == "stores":
-        return _store(imported) in (_store(importer), "base", "shared", "") or _store(importer) == ""
+        return _store(imported) in (_store(importer), *SEAM, "shared", "") or _store(importer) == ""
     if above == below == "edges":
         return importer.split(".")[1] == imported.split(".")[1]
     if above == "engine" and below == "stores":
-        return imported == "perdure.stores.base"
+        return _store(imported) in SEAM
     return LAYERS.index(below) <= LAYERS.index(above)
 
 

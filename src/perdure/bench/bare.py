@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from secrets import token_hex
 
 from perdure.model import Millis, Start
-from perdure.stores.base import Claim, Exchange, Exchanged, Registration, Save, Settle, Store, To
+from perdure.stores.base import Registration, Store
+from perdure.stores.exchange import Claim, Exchange, Exchanged, Save, Settle, To
 
 HOUR: Millis = 3_600_000
 DAY: Millis = 24 * HOUR

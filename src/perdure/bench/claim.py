@@ -16,7 +16,8 @@ from perdure.bench.report import Report
 from perdure.bench.target import Target, new_queue, refuse_memory
 from perdure.model import Scope, ScopeKind, Start
 from perdure.stores import open_store
-from perdure.stores.base import CLAIM_LIMIT, Store
+from perdure.stores.base import Store
+from perdure.stores.exchange import CLAIM_LIMIT
 
 _WORKFLOW = "bench.claim"
 _PAUSED = "bench.paused"

@@ -12,7 +12,8 @@ from msgspec import json
 
 from perdure.bench.bare import BareWorker, succeeded
 from perdure.model import Checkpoint, Kind, Outcome, Start, Wait, WaitFor
-from perdure.stores.base import Claim, Save, Settle, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import Claim, Save, Settle, To
 
 _DIGEST = "0123456789abcdef"
 

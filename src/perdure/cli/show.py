@@ -18,7 +18,8 @@ from perdure.explain import reason_of
 from perdure.failures import decode_failure
 from perdure.model import Arrived, Checkpoint, Kind, Millis, RunRecord, State
 from perdure.options import check_text
-from perdure.stores.base import PAGE, Store
+from perdure.stores.base import Store
+from perdure.stores.exchange import PAGE
 
 if TYPE_CHECKING:
     from rich.console import Console

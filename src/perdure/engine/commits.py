@@ -12,7 +12,8 @@ from perdure.engine.history import through_outages
 from perdure.engine.points import Point
 from perdure.errors import DefinitionError
 from perdure.model import Checkpoint, Json, Outcome
-from perdure.stores.base import Kept, Save, Within, joining
+from perdure.stores.base import Kept, Within, joining
+from perdure.stores.exchange import Save
 
 if TYPE_CHECKING:
     from perdure.engine.execution import Execution

@@ -28,7 +28,7 @@ from perdure.engine.turns import NEW, Turns
 from perdure.errors import ArgumentsChanged, DefinitionError
 from perdure.failures import encode_failure
 from perdure.model import DEADLINE_PASSED, Checkpoint, Ended, Json, Kind, Millis, Outcome, Start, Wait
-from perdure.stores.base import Cancelling, Claim, Existed, Save, Seen, Settle, To, Told
+from perdure.stores.exchange import Cancelling, Claim, Existed, Save, Seen, Settle, To, Told
 
 if TYPE_CHECKING:
     from perdure.engine.worker import Runtime

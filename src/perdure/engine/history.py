@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from perdure.backoff import pauses
 from perdure.errors import StoreUnavailable
 from perdure.model import Arrived, Checkpoint
-from perdure.stores.base import PAGE, Claim, Store
+from perdure.stores.base import Store
+from perdure.stores.exchange import PAGE, Claim
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from perdure.engine.tasks import waits_for_others
 from perdure.errors import StepCancelled
 from perdure.model import Wait, WaitFor
-from perdure.stores.base import Seen, Watch
+from perdure.stores.exchange import Seen, Watch
 
 if TYPE_CHECKING:
     from perdure.engine.execution import Execution

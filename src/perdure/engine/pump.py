@@ -18,7 +18,8 @@ from perdure.engine.firing import Firing
 from perdure.errors import InvalidInput, PerdureError, StoreUnavailable, id_conflict
 from perdure.failures import encode_failure
 from perdure.model import Fire, Millis
-from perdure.stores.base import (
+from perdure.stores.base import Store
+from perdure.stores.exchange import (
     Cancelling,
     Claim,
     Exchange,
@@ -28,7 +29,6 @@ from perdure.stores.base import (
     Save,
     Seen,
     Settle,
-    Store,
     To,
     Told,
     Watch,

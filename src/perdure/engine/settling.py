@@ -8,7 +8,7 @@ from perdure.codec import encode
 from perdure.errors import ArgumentsChanged, DecodingError, DefinitionError, WouldDeadlock
 from perdure.failures import cause_of, encode_failure
 from perdure.model import OVERDUE, Json, deadline_exceeded
-from perdure.stores.base import Settle, To
+from perdure.stores.exchange import Settle, To
 
 if TYPE_CHECKING:
     from perdure.engine.execution import Execution

@@ -24,7 +24,8 @@ from perdure.engine.tasks import Adoption
 from perdure.engine.threads import ThreadLayers
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.model import Millis, Retention
-from perdure.stores.base import PRUNE_LIMIT, Claim, Registration, Store, Subscription, Topic
+from perdure.stores.base import PRUNE_LIMIT, Registration, Store, Subscription, Topic
+from perdure.stores.exchange import Claim
 
 logger = logging.getLogger("perdure.worker")
 

@@ -18,7 +18,8 @@ from perdure.engine.points import Point
 from perdure.errors import DecodingError
 from perdure.failures import decode_failure
 from perdure.model import Kind, Outcome, RunQuery, RunRecord, State, WaitFor
-from perdure.stores.base import PAGE, Store
+from perdure.stores.base import Store
+from perdure.stores.exchange import PAGE
 from perdure.testing.clock import VirtualClock
 from perdure.testing.report import CrashReport, Place, Problem
 from perdure.testing.sandbox import Sandbox

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from perdure.stores.base import Exchange, Exchanged, Store
+from perdure.stores.base import Store
+from perdure.stores.exchange import Exchange, Exchanged
 
 
 class ObservedStore:

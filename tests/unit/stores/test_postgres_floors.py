@@ -10,7 +10,8 @@ import pytest
 
 from conformance.kit import ManualClock, Worker, for_signal, for_timer, ids, message, settle, start, worker
 from perdure.stores import open_store
-from perdure.stores.base import Claim, Settle, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import Claim, Settle, To
 from perdure.stores.postgres import exchange as module
 from servers.postgres import migrated_postgres
 

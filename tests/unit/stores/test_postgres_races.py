@@ -28,7 +28,8 @@ from conformance.kit import (
 )
 from perdure.errors import InvalidInput, RunNotEnded, RunNotFound
 from perdure.model import MOST_LABELS, Limits, Rate, Retention, State
-from perdure.stores.base import To, Topic
+from perdure.stores.base import Topic
+from perdure.stores.exchange import To
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres.connect import Connection, connect
 from perdure.stores.postgres.pool import Connections

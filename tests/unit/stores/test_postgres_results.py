@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from perdure.model import Ended, Start, State
-from perdure.stores.base import Claim, Exchange, Registration, Settle, To, Topic
+from perdure.stores.base import Registration, Topic
+from perdure.stores.exchange import Claim, Exchange, Settle, To
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres.listen import channel
 from perdure.stores.postgres.url import parse_url

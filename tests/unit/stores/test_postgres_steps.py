@@ -15,7 +15,8 @@ import pytest
 from perdure import App, Retry, State, step
 from perdure.errors import DefinitionError, RunFailed
 from perdure.model import Checkpoint, Kind, Outcome, Start
-from perdure.stores.base import Claim, Exchange, Registration, Save, joining
+from perdure.stores.base import Registration, joining
+from perdure.stores.exchange import Claim, Exchange, Save
 from servers.drivers import ASYNC, SYNC, Transaction
 from servers.postgres import migrated_postgres
 

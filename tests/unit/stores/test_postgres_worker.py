@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 from perdure.model import Start, State
-from perdure.stores.base import Exchange, Registration
+from perdure.stores.base import Registration
+from perdure.stores.exchange import Exchange
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres.url import parse_url
 from servers.postgres import Postgres, store_schema

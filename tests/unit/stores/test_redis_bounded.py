@@ -23,7 +23,8 @@ from conformance.kit import (
 from perdure.errors import RunNotEnded, RunNotFound
 from perdure.model import Limits, OnConflict, Rate, Retention, RunQuery, Start, State, Unique
 from perdure.stores import open_store
-from perdure.stores.base import CLAIM_LIMIT, Store, To
+from perdure.stores.base import Store
+from perdure.stores.exchange import CLAIM_LIMIT, To
 from servers.redis import RedisServer, own_server
 from servers.redis_meter import Meter
 

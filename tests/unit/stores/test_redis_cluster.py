@@ -30,7 +30,8 @@ from conformance.kit import (
 from perdure.errors import IdConflict, InvalidInput, RunNotFound, StoreError, StoreUnavailable, StoreUrlError
 from perdure.model import Fire, Limits, Rate, Retention, RunQuery, Schedule, Started, State, Unique
 from perdure.stores import open_store
-from perdure.stores.base import Claim, Existed, To, Topic
+from perdure.stores.base import Topic
+from perdure.stores.exchange import Claim, Existed, To
 from perdure.stores.redis import ClusterStore
 from perdure.stores.redis import limits as single
 from perdure.stores.redis.cluster import waits

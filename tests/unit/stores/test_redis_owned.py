@@ -8,7 +8,8 @@ import pytest
 
 from perdure.model import Start, State
 from perdure.stores import open_store
-from perdure.stores.base import Exchange, Registration, Settle, Store, To, Topic
+from perdure.stores.base import Registration, Store, Topic
+from perdure.stores.exchange import Exchange, Settle, To
 from servers.redis import redis
 
 pytestmark = pytest.mark.anyio

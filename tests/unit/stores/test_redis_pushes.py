@@ -11,7 +11,8 @@ from conformance.kit import Worker, start, worker
 from perdure.errors import SchemaTooNew
 from perdure.model import Limits, Scope, ScopeKind
 from perdure.stores import open_store
-from perdure.stores.base import Settle, Store, Subscription, To, Topic
+from perdure.stores.base import Store, Subscription, Topic
+from perdure.stores.exchange import Settle, To
 from perdure.stores.redis import parse_url
 from servers.redis import redis, until
 

@@ -11,7 +11,8 @@ import pytest
 from perdure.errors import StoreError, StoreUrlError
 from perdure.model import Retention, Start
 from perdure.stores import open_store
-from perdure.stores.base import Exchange, Registration, Settle, To, Topic
+from perdure.stores.base import Registration, Topic
+from perdure.stores.exchange import Exchange, Settle, To
 from perdure.stores.redis import wire
 from servers import redis as servers
 from servers.redis import Cluster, RedisServer, installed, own_server, with_login

@@ -9,7 +9,8 @@ import pytest
 
 from perdure.model import Checkpoint, Kind, Outcome, Signal, Start
 from perdure.stores import open_store
-from perdure.stores.base import Exchange, Finding, Registration, Save, Settle, Severity, To
+from perdure.stores.base import Finding, Registration, Severity
+from perdure.stores.exchange import Exchange, Save, Settle, To
 from perdure.stores.sqlite.lists import _statement
 from perdure.stores.sqlite.sql import load, migrations, parse, statements
 

@@ -6,7 +6,8 @@ import pytest
 
 from perdure.model import Overlap, Schedule, Start
 from perdure.stores import open_store
-from perdure.stores.base import Exchange, Registration
+from perdure.stores.base import Registration
+from perdure.stores.exchange import Exchange
 from perdure.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio

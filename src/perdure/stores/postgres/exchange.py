@@ -22,7 +22,7 @@ from perdure.model import (
     Outcome,
     deadline_exceeded,
 )
-from perdure.stores.base import (
+from perdure.stores.exchange import (
     CLAIM_BYTES,
     CLAIM_LIMIT,
     PAGE,

@@ -30,17 +30,8 @@ from perdure.model import (
     State,
     WorkerRecord,
 )
-from perdure.stores.base import (
-    PAGE,
-    Exchange,
-    Exchanged,
-    Finding,
-    Keeper,
-    Registration,
-    Subscription,
-    Topic,
-    Within,
-)
+from perdure.stores.base import Finding, Keeper, Registration, Subscription, Topic, Within
+from perdure.stores.exchange import PAGE, Exchange, Exchanged
 from perdure.stores.postgres import doctor, listen, lists, migrate, queues, reads, results, retention
 from perdure.stores.postgres import limits as limiting
 from perdure.stores.postgres import starts as starting

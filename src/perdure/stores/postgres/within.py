@@ -9,7 +9,8 @@ from typing import Any
 from msgspec import convert, json, to_builtins
 
 from perdure.model import Millis, Signal, Start, Started, State
-from perdure.stores.base import Kept, Save
+from perdure.stores.base import Kept
+from perdure.stores.exchange import Save
 from perdure.stores.postgres.callers import Caller
 from perdure.stores.postgres.connect import Way, connect
 from perdure.stores.postgres.errors import DRIVER_ERRORS, translate, translate_theirs

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from perdure.model import Arrived, Checkpoint, Ended, Millis, State
-from perdure.stores.base import PAGE, Cancelling, Claim
+from perdure.stores.exchange import PAGE, Cancelling, Claim
 
 _LOW = (1 << 40) - 1
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.model import Arrived, Fire, Millis, Overlap
-from perdure.stores.base import (
+from perdure.stores.exchange import (
     CLAIM_BYTES,
     PAGE,
     Cancelling,

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from perdure.model import Millis
-from perdure.stores.base import Claim, Exchange, Exchanged, Subscription
+from perdure.stores.base import Subscription
+from perdure.stores.exchange import Claim, Exchange, Exchanged
 from perdure.stores.redis.claims import Kind, ShownClaim, claim_of
 from perdure.stores.redis.listen import ChannelSubscription, subscribe
 from perdure.stores.redis.url import Location

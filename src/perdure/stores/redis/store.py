@@ -29,16 +29,8 @@ from perdure.model import (
     State,
     WorkerRecord,
 )
-from perdure.stores.base import (
-    PAGE,
-    Exchange,
-    Exchanged,
-    Finding,
-    Keeper,
-    Registration,
-    Subscription,
-    Topic,
-)
+from perdure.stores.base import Finding, Keeper, Registration, Subscription, Topic
+from perdure.stores.exchange import PAGE, Exchange, Exchanged
 from perdure.stores.redis import (
     batches,
     control,

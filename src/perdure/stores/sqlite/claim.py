@@ -8,7 +8,7 @@ import msgspec
 
 from perdure.budget import Budget, Head, Pick, pick, put_off, spend
 from perdure.model import Millis, Scope
-from perdure.stores.base import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Exchange
+from perdure.stores.exchange import CLAIM_BYTES, CLAIM_LIMIT, PAGE, Exchange
 from perdure.stores.shared.budgets import limited, read_budgets, take_running
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load

@@ -10,7 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.model import Millis, Started
-from perdure.stores.base import PAGE, Cancelling, Claim, Exchange, Exchanged, Existed, Save, Seen, Settle, Topic
+from perdure.stores.base import Topic
+from perdure.stores.exchange import PAGE, Cancelling, Claim, Exchange, Exchanged, Existed, Save, Seen, Settle
 from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, sessions_wanted, token_range
 from perdure.stores.sqlite.control import expire
 from perdure.stores.sqlite.enqueue import enqueue

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from msgspec import Struct, field
 
 from perdure.model import Json, Millis, State
-from perdure.stores.base import Settle, To
+from perdure.stores.exchange import Settle, To
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.sql import encode, load
 

@@ -33,7 +33,8 @@ from perdure.model import (
     State,
     WorkerRecord,
 )
-from perdure.stores.base import PAGE, Exchange, Exchanged, Finding, Keeper, Registration, Subscription, Topic
+from perdure.stores.base import Finding, Keeper, Registration, Subscription, Topic
+from perdure.stores.exchange import PAGE, Exchange, Exchanged
 from perdure.stores.sqlite import batches, control, doctor, lists, migrate, queues, reads, retention, schedules
 from perdure.stores.sqlite import limits as limiting
 from perdure.stores.sqlite import worker as workers

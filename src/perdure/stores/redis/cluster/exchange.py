@@ -12,14 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.errors import StoreUnavailable
-from perdure.stores.base import (
-    CLAIM_BYTES,
-    CLAIM_LIMIT,
-    Claim,
-    Exchange,
-    Exchanged,
-    Registration,
-)
+from perdure.stores.base import Registration
+from perdure.stores.exchange import CLAIM_BYTES, CLAIM_LIMIT, Claim, Exchange, Exchanged
 from perdure.stores.redis import worker
 from perdure.stores.redis.claims import token_parts
 from perdure.stores.redis.cluster import waits

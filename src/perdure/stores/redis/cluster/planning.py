@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from msgspec.structs import replace
 
 from perdure.errors import InvalidInput, StoreUnavailable
-from perdure.model import Start, WaitFor
-from perdure.stores.base import Exchange, Existed, Fire, Ref, Save, Settle, To, Watch
+from perdure.model import Fire, Start, WaitFor
+from perdure.stores.exchange import Exchange, Existed, Ref, Save, Settle, To, Watch
 from perdure.stores.redis import timetable
 from perdure.stores.redis.cluster import waits
 from perdure.stores.redis.cluster.places import Places, Placing

@@ -29,16 +29,8 @@ from perdure.model import (
     State,
     WorkerRecord,
 )
-from perdure.stores.base import (
-    PAGE,
-    Exchange,
-    Exchanged,
-    Finding,
-    Keeper,
-    Registration,
-    Subscription,
-    Topic,
-)
+from perdure.stores.base import Finding, Keeper, Registration, Subscription, Topic
+from perdure.stores.exchange import PAGE, Exchange, Exchanged
 from perdure.stores.redis import batches as single_batches
 from perdure.stores.redis import control, doctor, formats, libraries, listen, reads, timetable
 from perdure.stores.redis import limits as single_limits

@@ -16,7 +16,7 @@ import msgspec
 
 from perdure.errors import StoreUnavailable
 from perdure.model import Ended, Millis, Wait, WaitFor
-from perdure.stores.base import Claim, Seen, Settle, To, Watch
+from perdure.stores.exchange import Claim, Seen, Settle, To, Watch
 from perdure.stores.redis.cluster.places import Places
 from perdure.stores.redis.session import Session
 
