@@ -29,8 +29,7 @@ from perdure.stores import open_store
 from perdure.stores.base import Store
 from perdure.stores.exchange import To
 from plans.kit import Listener, Plan, explain_all, listener
-from servers.postgres import migrated_postgres
-from servers.postgres import postgres as shared_postgres
+from servers.postgres import postgres, store_schema
 
 pytestmark = pytest.mark.anyio
 
@@ -49,10 +48,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@functools.cache
-def filled(state: str) -> str:
-    """A database with a schema in a state."""
-    url, server = migrated_postgres(f"plans {state}"), shared_postgres()
+def fill(state: str, url: str) -> None:
+    """Brings the schema of the store into a state."""
+    server = postgres()
+    server.run(store_schema(url), url=url)
     for table in sorted(BIG):
         server.run(f"ALTER TABLE perdure.{table} SET (autovacuum_enabled = off)", url=url)
     if state == "grown since":
@@ -63,16 +62,18 @@ def filled(state: str) -> str:
         server.run(f"SET search_path = perdure; {script.format(number=number, now=int(time.time() * 1000))}", url=url)
     if state in ("tiny", "large"):
         server.run("ANALYZE", url=url)
-    explain_all(server, url)
-    return url
 
 
 @pytest.fixture(params=STATES)
 async def store(request: pytest.FixtureRequest, listener: Listener) -> AsyncIterator[Store]:
-    store = open_store(filled(request.param))
+    """With a database of its own: what one test leaves would be ready for the claims of the next."""
+    url = postgres().copy(f"plans {request.param}", functools.partial(fill, request.param))
+    explain_all(postgres(), url)
+    store = open_store(url)
     await store.open()
     yield store
     await store.close()
+    postgres().drop(url)
 
 
 def wrong(plans: list[Plan]) -> list[str]:
