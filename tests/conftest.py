@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from servers.memory import PREFIX, memory
 from servers.postgres import Postgres
 from servers.postgres import postgres as shared_postgres
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives tests directories in memory, where stores in files are ten times as fast. `--basetemp` chooses others."""
+    if config.option.basetemp is None and (place := memory()) is not None:
+        chosen = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
+        config.option.basetemp = chosen / "t"
+        config.add_cleanup(lambda: shutil.rmtree(chosen, ignore_errors=True))
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
@@ -54,6 +55,7 @@ from perdure.model import (
 )
 from perdure.stores.base import Registration
 from perdure.stores.exchange import Claim, Exchange, Exchanged, Settle, To, Watch
+from servers.memory import PREFIX, memory
 
 T = TypeVar("T")
 SEED = st.integers(0, 2**20)
@@ -110,7 +112,7 @@ class StoreMachine(Drawing, RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.directory = tempfile.TemporaryDirectory()
+        self.directory = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", dir=memory())
         self.clock = ManualClock()
         self.store = STORES[self.backend].in_one_partition.open(Path(self.directory.name), self.clock)
         self.run(self.store.open())

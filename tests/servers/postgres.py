@@ -25,11 +25,11 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg import sql
 
+from servers.memory import PREFIX, memory
+
 CHOICE = "PERDURE_TEST_POSTGRES"
 _PATIENCE = 60.0
 _KEPT = 40
-_MEMORY = Path("/dev/shm")
-_MEMORY_NEEDED = 2 << 30
 _ALWAYS = {
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
@@ -37,7 +37,6 @@ _ALWAYS = {
     "timezone": "UTC",
 }
 _WATCH = 'read _; kill -QUIT "$0"; while kill -0 "$0"; do sleep 0.1; done; rm -rf "$1"'
-_PREFIX = "perdure-pg-"
 _ACCESS = "local all all trust\nhost all +passworded all scram-sha-256\nhost all all all trust\n"
 """Members of the role `passworded`, which tests may create, have to give their passwords."""
 
@@ -100,7 +99,7 @@ class PostgresServer(Postgres):
     def __init__(
         self, binaries: Path, settings: Mapping[str, str] | None = None, *, durable: bool = False, port: int = 0
     ) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=None if durable else _quick()))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-pg-", dir=None if durable else memory()))
         self.data = self.directory / "data"
         self.log = self.directory / "log"
         self.settings = {**_ALWAYS, **(settings or {})}
@@ -307,21 +306,6 @@ def store_schema(url: str) -> str:
     from perdure.stores.postgres.sql import migrations
 
     return script(parse_url(url), migrations())
-
-
-def _quick() -> Path | None:
-    """Where files cost no waiting for a disk: for tests that do not end the machine."""
-    _clear(_MEMORY)
-    if not os.access(_MEMORY, os.W_OK) or shutil.disk_usage(_MEMORY).free < _MEMORY_NEEDED:
-        return None
-    return _MEMORY
-
-
-def _clear(folder: Path) -> None:
-    """Removes what servers have left behind whose process and watchman were killed at once: there it takes memory."""
-    for path in folder.glob(f"{_PREFIX}*"):
-        if not Path(f"/proc/{path.name.removeprefix(_PREFIX).partition('-')[0]}").exists():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 @functools.cache

@@ -20,6 +20,8 @@ async def test_one_that_is_cut_off_at_any_turn_leaves_nothing_behind(postgres: P
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: unseen.append(context))
     location = parse_url(postgres.url)
+    gc.collect()
+    gc.freeze()  # what was there before need not be looked at each time
     for turns in range(1, 40):
         connecting = asyncio.ensure_future(connect(location))
         for _ in range(turns):
@@ -30,4 +32,5 @@ async def test_one_that_is_cut_off_at_any_turn_leaves_nothing_behind(postgres: P
             connecting.result().terminate()
         del connecting
         gc.collect()
+    gc.unfreeze()
     assert unseen == []
