@@ -17,6 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, LiteralString, TypedDict, cast
@@ -29,7 +30,7 @@ from servers.memory import PREFIX, memory
 
 CHOICE = "PERDURE_TEST_POSTGRES"
 _PATIENCE = 60.0
-_KEPT = 40
+_KEPT = 80
 _ALWAYS = {
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
@@ -41,7 +42,7 @@ _ACCESS = "local all all trust\nhost all +passworded all scram-sha-256\nhost all
 """Members of the role `passworded`, which tests may create, have to give their passwords."""
 
 _numbers = itertools.count(1)
-_brief: list[str] = []
+_brief: deque[str] = deque()
 
 
 class User(TypedDict, total=False):
@@ -324,10 +325,34 @@ def migrated_postgres(of: str) -> str:
 
 @functools.cache
 def brief_postgres(of: str) -> str:
-    """The same for one test: it is dropped when many others have been made since, as they lie in memory."""
-    url = migrated_postgres(of)
+    """The same for one test: when many others have been made since it is emptied, and is another one's."""
+    if len(_brief) < _KEPT:
+        url = migrated_postgres(of)
+    else:
+        url = _brief.popleft()
+        postgres().run(_emptying(), url=url)
     _brief.append(url)
-    if len(_brief) > 2 * _KEPT:
-        postgres().drop(*_brief[:_KEPT])
-        del _brief[:_KEPT]
     return url
+
+
+@functools.cache
+def _emptying() -> str:
+    """What makes a database with the schema of the store as good as new. That takes a tenth of the time of making one.
+
+    Two tables have rows from the beginning, and these stay as they are.
+    """
+    tables = "SELECT format('DELETE FROM perdure.%I', tablename) FROM pg_tables WHERE schemaname = 'perdure'"
+    counters = (
+        "SELECT format('SELECT setval(''perdure.%I'', %s, false)', sequencename, start_value)"
+        " FROM pg_sequences WHERE schemaname = 'perdure'"
+    )
+    url = migrated_postgres(__name__)
+    made = [row[0] for query in (tables, counters) for row in postgres().run(query, url=url)]
+    return ";".join(
+        [
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()",
+            "SET session_replication_role = replica",  # no trigger is to look at what goes
+            *(each for each in made if each.split()[-1] not in ("perdure.migration", "perdure.confidential")),
+        ]
+    )
