@@ -33,7 +33,8 @@ class DecodingError(PerdureError):
 
 
 class ArgumentsChanged(PerdureError):
-    """A step was called with other arguments than in the attempt before: the workflow isn't deterministic."""
+    """A step, or a child, was called with other arguments than in the attempt before: the workflow isn't
+    deterministic."""
 
 
 class NotInWorkflow(PerdureError):

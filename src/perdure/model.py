@@ -77,7 +77,7 @@ class Checkpoint(Struct, omit_defaults=True, gc=False):
     body: Json | None = None
     attempts: int = 1
     digest: str = ""
-    """Of the arguments that the step was called with; tells that they changed between two attempts."""
+    """Of the arguments of the step or the child; tells that they changed between two attempts."""
     at: Millis | None = None
     """When the timer is due, the wait gives up, or the next attempt of the step may begin."""
     started_at: Millis = 0

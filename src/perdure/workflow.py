@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import update_wrapper
+from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
@@ -14,7 +15,7 @@ from perdure.call import Call
 from perdure.engine.definitions import Key, WorkflowDefinition, function_name
 from perdure.engine.halt import ContinueAsNew
 from perdure.engine.scope import Scope, holds_slot, scope_needed, wait_in_step, workflow_scope
-from perdure.engine.waits import child_id, open_batch, result_of, start_child
+from perdure.engine.waits import Child, child_id, open_batch, result_of, start_child
 from perdure.errors import DefinitionError, InvalidInput, NotInWorkflow, id_conflict
 from perdure.model import OnConflict, Start, Started, Unique
 from perdure.options import StartOptions, check_id, check_text, key_of, start_options
@@ -212,8 +213,8 @@ class StartCall(Generic[P, R]):
             return self._within(scope, what, lambda within: self._started_one(start, within))
         if scope is None:
             return Call(lambda: self._started_one(start), what)
-        child = self._child(scope, start)
-        return Call(lambda: self._start_child(scope, *child), what, scope.execution)
+        child = self._child(scope, start, args, kwargs)
+        return Call(lambda: self._start_child(scope, child), what, scope.execution)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """See `Workflow.run`."""
@@ -229,13 +230,13 @@ class StartCall(Generic[P, R]):
                 return await (await self._started_one(start)).result()
 
             return Call(run, what)
-        key, child = self._child(scope, start)
-        result_key = scope.key(f"{key.removeprefix(scope.prefix)}.result")
+        child = self._child(scope, start, args, kwargs)
+        result_key = scope.key(f"{child.key.removeprefix(scope.prefix)}.result")
 
         async def run_child() -> R:
-            handle = await self._start_child(scope, key, child, awaited=True)
+            handle = await self._start_child(scope, child, awaited=True)
             decoder = self._workflow.definition.signature.returns
-            return await result_of(scope.execution, result_key, handle.id, decoder, child_key=key)
+            return await result_of(scope.execution, result_key, handle.id, decoder, child_key=child.key)
 
         return Call(run_child, what, scope.execution)
 
@@ -243,7 +244,8 @@ class StartCall(Generic[P, R]):
         """See `Workflow.start_many`."""
         if self._options.id is not None:
             raise InvalidInput("start_many makes many runs, which one id can't name: give it ids=, one for each item")
-        starts = self._make_many(inputs, "start_many")
+        items = self._items(inputs, "start_many")
+        starts = self._make_many(items, "start_many")
         if ids is not None:
             _give_ids(starts, ids)
         what = f"start_many of {self._workflow.name}"
@@ -252,10 +254,13 @@ class StartCall(Generic[P, R]):
             return self._within(scope, what, lambda within: self._started(starts, within))
         if scope is None:
             return Call(lambda: self._started(starts), what)
-        children = [self._child(scope, start, named=ids is not None) for start in starts]
+        children = [
+            self._child(scope, start, args, {}, named=ids is not None)
+            for start, args in zip(starts, items, strict=True)
+        ]
 
         async def start_children() -> list[Run[R]]:
-            return await asyncio.gather(*(self._start_child(scope, *child) for child in children))
+            return await asyncio.gather(*(self._start_child(scope, child) for child in children))
 
         return Call(start_children, what, scope.execution)
 
@@ -271,7 +276,8 @@ class StartCall(Generic[P, R]):
             raise InvalidInput(f"callback= is a workflow of the app, not {callback!r}")
         if callback is not None and callback.definition.unique is not None:
             raise InvalidInput(f"a batch calls back once, so its callback can't have a unique key: {callback.name}")
-        starts = self._make_many(inputs, "start_batch")
+        items = self._items(inputs, "start_batch")
+        starts = self._make_many(items, "start_batch")
         what = f"start_batch of {workflow.name}"
         scope = self._scope()
         if scope is None:
@@ -280,11 +286,14 @@ class StartCall(Generic[P, R]):
         key = scope.key(f"{workflow.name}.batch")
         batch_id = child_id(scope.execution, key) if options.id is None else options.id
         parent = scope.execution.claim.id
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [(args, {}) for args in items]
+        digest = self._digest(*calls)
 
         async def open_child_batch() -> Batch[R]:
             opened = await open_batch(
                 scope.execution,
                 key,
+                digest,
                 batch_id,
                 lambda batch: self._open_batch(batch, starts, callback, parent),
             )
@@ -354,17 +363,25 @@ class StartCall(Generic[P, R]):
     ) -> str:
         return key_of(declared if given is None else given, what, self._workflow.name, args, kwargs)
 
-    def _child(self, scope: Scope, start: Start, *, named: bool = False) -> tuple[str, Start]:
+    def _child(
+        self, scope: Scope, start: Start, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = False
+    ) -> Child:
         key = scope.key(self._workflow.name)
         if self._options.id is None and not named:
             start.id = child_id(scope.execution, key)
         start.parent = scope.execution.claim.id
-        return key, start
+        return Child(key, self._digest((args, kwargs)), start)
 
-    async def _start_child(self, scope: Scope, key: str, start: Start, *, awaited: bool = False) -> Run[R]:
-        run_id = await start_child(scope.execution, key, start, awaited=awaited)
-        existed = self._options.id is None and not run_id.startswith(f"{start.parent}/{key}.")
-        return self._workflow.app.handle(run_id, self._workflow, existed=existed, child_key=key)
+    def _digest(self, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
+        """A short hash of the arguments of one call, or of several, by which a replay that has others is noticed."""
+        signature, limit = self._workflow.definition.signature, self._workflow.app.max_value_bytes
+        digests = [signature.digest(args, kwargs, limit)[1] for args, kwargs in calls]
+        return digests[0] if len(digests) == 1 else blake2b("".join(digests).encode(), digest_size=8).hexdigest()
+
+    async def _start_child(self, scope: Scope, child: Child, *, awaited: bool = False) -> Run[R]:
+        run_id = await start_child(scope.execution, child, awaited=awaited)
+        existed = self._options.id is None and not run_id.startswith(f"{child.start.parent}/{child.key}.")
+        return self._workflow.app.handle(run_id, self._workflow, existed=existed, child_key=child.key)
 
     async def _started_one(self, start: Start, within: Within | None = None) -> Run[R]:
         return (await self._started([start], within))[0]
@@ -378,17 +395,23 @@ class StartCall(Generic[P, R]):
                 runs.append(app.handle(started.id, self._workflow, existed=started.existed))
         return runs
 
-    def _make_many(self, inputs: Iterable[Any], what: str) -> list[Start]:
+    def _items(self, inputs: Iterable[Any], what: str) -> list[tuple[Any, ...]]:
+        """The arguments of each run of many."""
         if not isinstance(inputs, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInput(f"{what} takes the items to make runs for, not {inputs!r}")
-        several = len(self._workflow.definition.signature.names) != 1
-        starts: list[Start] = []
-        for number, item in enumerate(cast("Iterable[object]", inputs)):
-            if several and not isinstance(item, tuple):
+        if len(self._workflow.definition.signature.names) == 1:
+            return [(item,) for item in inputs]
+        items = list(cast("Iterable[object]", inputs))
+        for number, item in enumerate(items):
+            if not isinstance(item, tuple):
                 raise InvalidInput(
                     f"item {number} of {what} must be a tuple of the arguments of workflow {self._workflow.name}"
                 )
-            arguments = cast("tuple[Any, ...]", item if several else (item,))
+        return cast("list[tuple[Any, ...]]", items)
+
+    def _make_many(self, items: list[tuple[Any, ...]], what: str) -> list[Start]:
+        starts: list[Start] = []
+        for number, arguments in enumerate(items):
             try:
                 starts.append(self.make_start(arguments, {}))
             except InvalidInput as error:

@@ -233,6 +233,36 @@ async def test_changed_arguments_fail_the_run_and_a_retry_with_the_old_code_goes
     assert calls == ["first", "second"]
 
 
+@pytest.mark.parametrize("how", ["start", "run", "start_many", "start_batch"])
+async def test_other_arguments_of_a_child_fail_the_run(url: str, how: str) -> None:
+    def version(number: int) -> Callable[[App], Any]:
+        def make(app: App) -> Any:
+            @app.workflow
+            async def child(text: str) -> str:
+                return text
+
+            @app.workflow
+            async def flow() -> None:
+                text = f"version {number}"
+                if how == "start":
+                    await child.start(text)
+                elif how == "run":
+                    await child.run(text)
+                elif how == "start_many":
+                    await child.start_many(["a", text])
+                else:
+                    await (await child.start_batch(["a", text])).result()
+                await wait_signal("go")
+
+            return flow
+
+        return make
+
+    run_id = await in_flight(url, version(1))
+    with pytest.raises(RunFailed, match=r"ArgumentsChanged: child .* other arguments"):
+        await goes_on(url, version(2), run_id)
+
+
 async def test_a_parameter_of_a_step_may_be_added_with_a_default(url: str) -> None:
     @step(name="first")
     async def first_2(text: str, times: int = 1) -> str:

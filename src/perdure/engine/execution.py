@@ -336,7 +336,7 @@ class Execution:
             )
         if found.digest != digest:
             raise ArgumentsChanged(
-                f"step {key} of run {self.claim.id} is called with other arguments than in an earlier attempt; make"
+                f"{kind} {key} of run {self.claim.id} is called with other arguments than in an earlier attempt; make"
                 " what they depend on (time, random numbers, unordered data) the result of a step, or name the call"
                 " with .options(key=…)"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from secrets import token_hex
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import json
 
@@ -119,10 +119,19 @@ def _give_back(execution: Execution, undone: Checkpoint, position: int | None = 
         execution.inbox.give_back(position, execution.save_soon(undone, gives_back=True))
 
 
-async def start_child(execution: Execution, key: str, start: Start, *, awaited: bool) -> str:
+class Child(NamedTuple):
+    """A start of a child run: the key of its checkpoint, a hash of its arguments, and what is started."""
+
+    key: str
+    digest: str
+    start: Start
+
+
+async def start_child(execution: Execution, child: Child, *, awaited: bool) -> str:
     """Starts a child run once, together with the checkpoint that says so; returns its id, or that of the run that has
     its unique key. One that is `awaited` at once is not started where the wait would be refused."""
-    saved = await execution.saved(key, Kind.CHILD)
+    key, digest, start = child
+    saved = await execution.saved(key, Kind.CHILD, digest)
     if saved is not None:
         await execution.replay(saved.saved_at, saved.position)
         return json.decode(saved.body or '""', type=str)
@@ -132,14 +141,16 @@ async def start_child(execution: Execution, key: str, start: Start, *, awaited: 
     with execution.in_flight():
         body = json.encode(start.id).decode()
         existed = await execution.save(
-            Checkpoint(key, Kind.CHILD, Outcome.OK, body, started_at=execution.now()), starts=start
+            Checkpoint(key, Kind.CHILD, Outcome.OK, body, digest=digest, started_at=execution.now()), starts=start
         )
     return start.id if existed is None else existed.id
 
 
-async def open_batch(execution: Execution, key: str, batch: str, open: Callable[[str], Awaitable[object]]) -> str:
+async def open_batch(
+    execution: Execution, key: str, digest: str, batch: str, open: Callable[[str], Awaitable[object]]
+) -> str:
     """Opens a batch of children once; returns its id. `open` may be repeated with the same id, after a crash."""
-    saved = await execution.saved(key, Kind.CHILD)
+    saved = await execution.saved(key, Kind.CHILD, digest)
     if saved is not None:
         batch = json.decode(saved.body or '""', type=str)
         if saved.outcome is not Outcome.OPEN:
@@ -150,9 +161,9 @@ async def open_batch(execution: Execution, key: str, batch: str, open: Callable[
         began = execution.now() if saved is None else saved.started_at
         body = json.encode(batch).decode()
         if saved is None:  # the id is fixed before there is anything of it
-            await execution.save(Checkpoint(key, Kind.CHILD, Outcome.OPEN, body, started_at=began))
+            await execution.save(Checkpoint(key, Kind.CHILD, Outcome.OPEN, body, digest=digest, started_at=began))
         await through_outages(lambda: open(batch))
-        await execution.save(Checkpoint(key, Kind.CHILD, Outcome.OK, body, started_at=began))
+        await execution.save(Checkpoint(key, Kind.CHILD, Outcome.OK, body, digest=digest, started_at=began))
     return batch
 
 
