@@ -13,6 +13,7 @@ from perdure.model import Millis
 
 _LATEST = 1000
 """Milliseconds by which a reply may be late; a time further back tells of a store whose clock was put back."""
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -30,6 +31,11 @@ class Clock(Protocol):
         ...
 
     def now(self) -> Millis: ...
+
+    def steady(self) -> Millis:
+        """The time of a clock that is nobody's: it never jumps, and goes on while the process or the machine stands
+        still. Of use only to tell how much time has passed."""
+        ...
 
     def call_at(self, at: Millis, callback: Callable[[], None]) -> Alarm:
         """Calls back in the running event loop, at `at` or a little later."""
@@ -56,6 +62,9 @@ class StoreClock:
     def now(self) -> Millis:
         self._told = max(self._told, int(time.monotonic() * 1000 + self._ahead))
         return self._told
+
+    def steady(self) -> Millis:
+        return int(time.clock_gettime(_STEADY) * 1000)
 
     def call_at(self, at: Millis, callback: Callable[[], None]) -> Alarm:
         return asyncio.get_running_loop().call_later(max(0, at - self.now()) / 1000, callback)

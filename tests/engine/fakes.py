@@ -84,6 +84,9 @@ class FakeClock:
     def now(self) -> Millis:
         return self.time
 
+    def steady(self) -> Millis:
+        return self.time
+
     def call_at(self, at: Millis, callback: Callable[[], None]) -> FakeAlarm:
         alarm = FakeAlarm(at, callback)
         self.alarms.append(alarm)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 
 import pytest
 
+from engine.fakes import FakeClock
 from perdure.engine.leases import LeaseThread
 from perdure.errors import StoreUnavailable
 
@@ -40,8 +42,9 @@ def keep(
     gone: Callable[[], object] = lambda: None,
     alive: Callable[[], bool] = lambda: True,
     lease: int = 3,
+    clock: FakeClock | None = None,
 ) -> LeaseThread:
-    return LeaseThread(keeper, lease, gone, alive=alive)
+    return LeaseThread(keeper, lease, gone, clock=clock or FakeClock(), since=0, alive=alive)
 
 
 def test_a_lease_is_renewed_until_it_is_stopped() -> None:
@@ -104,3 +107,33 @@ def test_a_lease_of_a_hundred_years_can_be_waited_for() -> None:
     thread = keep(keeper, lease=3_000_000_000_000)
     thread.stop()
     assert keeper.closed.wait(GUARD)
+
+
+@pytest.mark.anyio
+async def test_a_lease_is_certain_for_as_long_as_it_lasts_from_when_it_was_asked_for() -> None:
+    keeper, clock = FakeKeeper(), FakeClock()
+    lease = keep(keeper, lease=100_000, clock=clock)  # The thread waits for longer than this test lasts.
+    clock.time = 99_999
+    assert lease.certain
+    clock.time = 100_000
+    assert not lease.certain
+    async with asyncio.timeout(GUARD):
+        await asyncio.gather(lease.renewed(), lease.renewed())
+    clock.time = 199_999
+    assert lease.certain
+    clock.time = 200_000
+    assert not lease.certain
+    lease.stop()
+    assert keeper.closed.wait(GUARD)
+
+
+@pytest.mark.anyio
+async def test_a_lease_that_has_ended_is_not_renewed() -> None:
+    clock, gone, loop = FakeClock(), asyncio.Event(), asyncio.get_running_loop()
+    lease = keep(FakeKeeper(False), lambda: loop.call_soon_threadsafe(gone.set), lease=100_000, clock=clock)
+    clock.time = 100_000
+    renewed = lease.renewed()
+    async with asyncio.timeout(GUARD):
+        await gone.wait()
+    assert not renewed.done()
+    assert not lease.certain

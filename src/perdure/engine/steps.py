@@ -161,6 +161,7 @@ class _Attempts:
     async def _try(self) -> Any:
         """One attempt: returns the value, raises what is final, or `_Again`."""
         execution = self.execution
+        await execution.certain()
         execution.tap(Point.BEFORE_STEP, self.key)
         self.started_at = execution.now()
         body = ""

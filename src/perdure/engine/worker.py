@@ -79,6 +79,7 @@ class Runtime:
         self.steps: dict[str, StepDefinition] = {}
         """The steps that were called, by name."""
         self.random = random.Random().random
+        self.lease: LeaseThread | None = None
         self.loops: list[asyncio.Task[None]] = []
         self.idle = asyncio.Event()
         self.idle.set()
@@ -279,6 +280,7 @@ class Worker:
     async def _register(self) -> None:
         """Begins an incarnation: its id is new, and so are the tokens of its claims."""
         self._lives += 1
+        since = self._clock.steady()
         self._incarnation = await self.runtime.store.register(
             Registration(
                 name=self.name if self._lives == 1 else f"{self.name}.{self._lives}",
@@ -294,10 +296,12 @@ class Worker:
             )
         )
         loop = asyncio.get_running_loop()
-        self._keeper = LeaseThread(
+        self._keeper = self.runtime.lease = LeaseThread(
             self.runtime.store.keeper(self._incarnation, self._lease),
             self._lease,
             lambda: loop.call_soon_threadsafe(self.runtime.pump.hint),
+            clock=self._clock,
+            since=since,
             alive=lambda: not loop.is_closed(),
         )
         self.runtime.pump.assign(self._incarnation)

@@ -53,6 +53,10 @@ class VirtualClock:
         """What time it is, in milliseconds since the epoch."""
         return self._now
 
+    def steady(self) -> Millis:
+        """The same: it never jumps back."""
+        return self._now
+
     def call_at(self, at: Millis, callback: Callable[[], None]) -> Alarm:
         self._made += 1
         alarm = VirtualAlarm(at, self._made, callback)

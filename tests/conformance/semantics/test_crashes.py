@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import timedelta
 
 import pytest
 
 from perdure import current_run, sleep, step, wait_signal
 from perdure.engine import pump
+from perdure.engine.points import Point
 from perdure.errors import RunFailed
 from perdure.testing import Sandbox
 
@@ -208,6 +210,50 @@ async def test_a_worker_that_lost_its_lease_is_refused_and_stops_its_runs(play: 
         gate.open()
         assert await run.result() == "worker 2"
         assert effects == ["worker 1 stopped", "worker 2"]
+
+
+@pytest.mark.parametrize("where", ["before a step", "between two steps"])
+async def test_a_worker_that_stood_still_for_its_lease_begins_no_step(play: Play, where: str) -> None:
+    """A process that was stopped, or whose machine slept, goes on with what it knew: its runs may be elsewhere by now,
+    and further."""
+    app, begun, stood_still = new_app(), list[str](), list[int]()
+
+    @step
+    async def one() -> None:
+        begun.append("one")
+
+    @step
+    async def two() -> None:
+        begun.append("two")
+
+    @app.workflow
+    async def flow() -> None:
+        if where == "before a step":
+            stand_still()
+        await one()
+        await two()
+
+    def stand_still() -> None:
+        if stood_still:
+            return
+        sandbox.clock.move_to(sandbox.clock.now() + 11_000)
+        other = threading.Thread(target=lambda: stood_still.append(asyncio.run(store.reclaim())))
+        other.start()
+        other.join()
+
+    def after(point: Point, _: str, key: str) -> None:
+        if where == "between two steps" and (point, key) == (Point.AFTER_CHECKPOINT, "one"):
+            stand_still()
+
+    async with play(app) as sandbox:
+        store = await app.client.store()
+        await sandbox.kill_worker()
+        worker = app.worker(lease=10)
+        worker.tap = after
+        async with worker:
+            await flow.run()
+        assert stood_still == [1]  # that run was taken back
+        assert begun == ["one", "two"]
 
 
 async def test_a_worker_that_begins_anew_declares_anew(play: Play) -> None:
