@@ -39,6 +39,7 @@ from perdure.wording import did_you_mean
 from perdure.workflow import StartCall, Workflow, WorkflowDecorator
 
 if TYPE_CHECKING:
+    from perdure.engine.waits import Child
     from perdure.engine.worker import Worker
 
 P = ParamSpec("P")
@@ -304,13 +305,11 @@ class App:
         workflow: Workflow[..., R] | None,
         *,
         existed: bool = False,
-        child_key: str | None = None,
+        child: Child | None = None,
     ) -> Run[R]:
         """A handle whose result is read as the workflow says."""
         decoder = ANYTHING if workflow is None else workflow.definition.signature.returns
-        return Run(
-            self.client, run_id, decoder, max_value_bytes=self.max_value_bytes, existed=existed, child_key=child_key
-        )
+        return Run(self.client, run_id, decoder, max_value_bytes=self.max_value_bytes, existed=existed, child=child)
 
     def runs(
         self,

@@ -15,7 +15,7 @@ from perdure.call import Call, Stream
 from perdure.clock import millis, moment
 from perdure.codec import Decoder, encode
 from perdure.engine.scope import holds_slot, wait_in_step, workflow_scope
-from perdure.engine.waits import result, result_of, send_cancel, send_signal
+from perdure.engine.waits import Child, result, result_of, send_cancel, send_signal
 from perdure.errors import ErrorInfo, InvalidInput, RunNotFound, StoreUnavailable
 from perdure.explain import reason_of
 from perdure.failures import decode_failure
@@ -52,7 +52,7 @@ class Run(Generic[R]):
         *,
         max_value_bytes: int,
         existed: bool = False,
-        child_key: str | None = None,
+        child: Child | None = None,
     ) -> None:
         self.id = run_id
         self.existed = existed
@@ -60,7 +60,7 @@ class Run(Generic[R]):
         self._client = client
         self._decoder = decoder
         self._max_value_bytes = max_value_bytes
-        self._child_key = child_key
+        self._child = child
 
     def result(self, timeout: timedelta | float | None = None) -> Call[R]:
         """The run's result, once it has ended.
@@ -76,11 +76,11 @@ class Run(Generic[R]):
         if scope is None:
             in_step = limit is None and holds_slot(self._client)
             return Call(lambda: self._result(limit, in_step=in_step), f"result() of run {self.id}")
-        child_key = self._child_key
-        key = scope.key(f"result:{self.id}" if child_key is None else f"{child_key.removeprefix(scope.prefix)}.result")
+        child = self._child
+        key = scope.key(f"result:{self.id}" if child is None else f"{child.key.removeprefix(scope.prefix)}.result")
         execution = scope.execution
         return Call(
-            lambda: result_of(execution, key, self.id, self._decoder, timeout=limit, child_key=child_key),
+            lambda: result_of(execution, key, self.id, self._decoder, timeout=limit, child=child),
             f"result() of run {self.id}",
             execution,
         )

@@ -214,7 +214,7 @@ class StartCall(Generic[P, R]):
         if scope is None:
             return Call(lambda: self._started_one(start), what)
         child = self._child(scope, start, args, kwargs)
-        return Call(lambda: self._start_child(scope, child), what, scope.execution)
+        return Call(lambda: self._start_child(scope, *child), what, scope.execution)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """See `Workflow.run`."""
@@ -230,13 +230,13 @@ class StartCall(Generic[P, R]):
                 return await (await self._started_one(start)).result()
 
             return Call(run, what)
-        child = self._child(scope, start, args, kwargs)
+        child, _ = self._child(scope, start, args, kwargs)
         result_key = scope.key(f"{child.key.removeprefix(scope.prefix)}.result")
 
         async def run_child() -> R:
-            handle = await self._start_child(scope, child, awaited=True)
+            handle = await self._start_child(scope, child, start, awaited=True)
             decoder = self._workflow.definition.signature.returns
-            return await result_of(scope.execution, result_key, handle.id, decoder, child_key=child.key)
+            return await result_of(scope.execution, result_key, handle.id, decoder, child=child)
 
         return Call(run_child, what, scope.execution)
 
@@ -260,7 +260,7 @@ class StartCall(Generic[P, R]):
         ]
 
         async def start_children() -> list[Run[R]]:
-            return await asyncio.gather(*(self._start_child(scope, child) for child in children))
+            return await asyncio.gather(*(self._start_child(scope, *child) for child in children))
 
         return Call(start_children, what, scope.execution)
 
@@ -365,12 +365,12 @@ class StartCall(Generic[P, R]):
 
     def _child(
         self, scope: Scope, start: Start, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = False
-    ) -> Child:
+    ) -> tuple[Child, Start]:
         key = scope.key(self._workflow.name)
         if self._options.id is None and not named:
             start.id = child_id(scope.execution, key)
         start.parent = scope.execution.claim.id
-        return Child(key, self._digest((args, kwargs)), start)
+        return Child(key, self._digest((args, kwargs))), start
 
     def _digest(self, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
         """A short hash of the arguments of one call, or of several, by which a replay that has others is noticed."""
@@ -378,10 +378,10 @@ class StartCall(Generic[P, R]):
         digests = [signature.digest(args, kwargs, limit)[1] for args, kwargs in calls]
         return digests[0] if len(digests) == 1 else blake2b("".join(digests).encode(), digest_size=8).hexdigest()
 
-    async def _start_child(self, scope: Scope, child: Child, *, awaited: bool = False) -> Run[R]:
-        run_id = await start_child(scope.execution, child, awaited=awaited)
-        existed = self._options.id is None and not run_id.startswith(f"{child.start.parent}/{child.key}.")
-        return self._workflow.app.handle(run_id, self._workflow, existed=existed, child_key=child.key)
+    async def _start_child(self, scope: Scope, child: Child, start: Start, *, awaited: bool = False) -> Run[R]:
+        run_id = await start_child(scope.execution, child, start, awaited=awaited)
+        existed = self._options.id is None and not run_id.startswith(f"{start.parent}/{child.key}.")
+        return self._workflow.app.handle(run_id, self._workflow, existed=existed, child=child)
 
     async def _started_one(self, start: Start, within: Within | None = None) -> Run[R]:
         return (await self._started([start], within))[0]

@@ -263,6 +263,27 @@ async def test_other_arguments_of_a_child_fail_the_run(url: str, how: str) -> No
         await goes_on(url, version(2), run_id)
 
 
+async def test_the_same_arguments_of_a_child_that_failed_are_the_same(url: str) -> None:
+    def make(app: App) -> Any:
+        @app.workflow
+        async def child(text: str) -> str:
+            raise ValueError(text)
+
+        @app.workflow
+        async def flow() -> str:
+            try:
+                await child.run("a")
+            except RunFailed as error:
+                await wait_signal("go")
+                return error.info.message
+            return "not so"
+
+        return flow
+
+    result, _ = await goes_on(url, make, await in_flight(url, make))
+    assert result == "a"
+
+
 async def test_a_parameter_of_a_step_may_be_added_with_a_default(url: str) -> None:
     @step(name="first")
     async def first_2(text: str, times: int = 1) -> str:

@@ -120,17 +120,16 @@ def _give_back(execution: Execution, undone: Checkpoint, position: int | None = 
 
 
 class Child(NamedTuple):
-    """A start of a child run: the key of its checkpoint, a hash of its arguments, and what is started."""
+    """How a run knows one of its children: by the key of the checkpoint of its start, and a hash of its arguments."""
 
     key: str
     digest: str
-    start: Start
 
 
-async def start_child(execution: Execution, child: Child, *, awaited: bool) -> str:
+async def start_child(execution: Execution, child: Child, start: Start, *, awaited: bool) -> str:
     """Starts a child run once, together with the checkpoint that says so; returns its id, or that of the run that has
     its unique key. One that is `awaited` at once is not started where the wait would be refused."""
-    key, digest, start = child
+    key, digest = child
     saved = await execution.saved(key, Kind.CHILD, digest)
     if saved is not None:
         await execution.replay(saved.saved_at, saved.position)
@@ -180,15 +179,15 @@ async def result_of(
     decoder: Decoder[Any],
     *,
     timeout: Millis | None = None,
-    child_key: str | None = None,
+    child: Child | None = None,
 ) -> Any:
     """The result of another run: waits for its end, and keeps what it saw. `RunNotFound` when there is none.
 
-    A child that did not succeed is marked in the checkpoint of its start (`child_key`) too: when this run is retried,
+    A child that did not succeed is marked in the checkpoint of its start too: when this run is retried,
     a new child is started, as a failed step is run again.
     """
     if run_id == execution.claim.id:
-        led = "" if child_key is None else ": it has itself the unique key of what it started"
+        led = "" if child is None else ": it has itself the unique key of what it started"
         raise InvalidInput(f"run {run_id} would wait for its own end{led}")
     saved = await execution.saved(key, Kind.RESULT)
     if saved is not None and saved.outcome is not Outcome.OPEN:
@@ -208,9 +207,11 @@ async def result_of(
     with execution.in_flight():
         body = json.encode(ended).decode() if ended is not None else _MISSING if missing else None
         good = ended is not None and ended.state is State.SUCCEEDED
-        if body is not None and not good and child_key is not None:
-            child = json.encode(run_id).decode()
-            execution.save_soon(Checkpoint(child_key, Kind.CHILD, Outcome.ERROR, child, started_at=began))
+        if body is not None and not good and child is not None:
+            started = json.encode(run_id).decode()
+            execution.save_soon(
+                Checkpoint(child.key, Kind.CHILD, Outcome.ERROR, started, digest=child.digest, started_at=began)
+            )
         await execution.save(
             Checkpoint(key, Kind.RESULT, Outcome.OK if good else Outcome.ERROR, body, started_at=began)
         )
