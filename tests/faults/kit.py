@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import perdure
 from faults.flows import GATES, LOG, Flows
 from perdure import App
+from perdure.errors import StoreUnavailable
 from perdure.model import RunQuery, RunRecord, State
 from perdure.stores.base import Store
 
@@ -28,6 +29,15 @@ PATIENCE = 60.0
 """Seconds until a test that waits gives up: a guard against hanging, never a measure."""
 
 _PROGRAM = Path(__file__).parent / "program.py"
+
+
+async def persistently(call: Callable[[], Awaitable[W]]) -> W:
+    """What a client does: repeats the same call until there is an answer."""
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable:
+            await asyncio.sleep(0.01)
 
 
 async def until(condition: Callable[[], Any | Awaitable[Any]], what: str, *, timeout: float = PATIENCE) -> Any:
@@ -237,6 +247,13 @@ class World:
             await until(all_ended, f"{runs} runs ended", timeout=timeout)
         except AssertionError as error:
             raise AssertionError(f"{error}; there are {await self.states()}\n{self.errors()[-3000:]}") from None
+
+    async def all_once(self, runs: int) -> None:
+        """So many runs end, all succeed, and no step runs twice."""
+        await self.ended(runs)
+        assert await self.states() == {State.SUCCEEDED: runs}
+        assert set(self.log.times_ran().values()) == {1}
+        assert {record.attempt for record in await self.records()} == {1}
 
     async def record(self, run_id: str) -> RunRecord:
         return (await self.app.run(run_id).status()).record

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
 
 from faults.broken import Lossy
 from faults.flows import journey_result
-from faults.kit import World, until
+from faults.kit import World, persistently, until
 from perdure import Run
-from perdure.errors import StoreUnavailable
 from perdure.model import Signal, Start, State
 
 T = TypeVar("T")
@@ -22,15 +20,6 @@ pytestmark = pytest.mark.anyio
 
 LEASE = 600.0
 """Nothing may need the end of a lease here: a run that was claimed and leaked would hang for that long."""
-
-
-async def persistently(call: Callable[[], Awaitable[T]]) -> T:
-    """What a client does: repeats the same call until there is an answer."""
-    while True:
-        try:
-            return await call()
-        except StoreUnavailable:
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

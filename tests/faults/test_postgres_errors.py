@@ -14,8 +14,8 @@ import pytest
 
 from faults.conftest import MakeWorld
 from faults.flows import journey_result
-from faults.kit import World, until
-from faults.test_lost_replies import persistently, start_journeys
+from faults.kit import World, persistently, until
+from faults.test_lost_replies import start_journeys
 from perdure.errors import StoreUnavailable
 from perdure.model import State
 from servers.postgres import Postgres, PostgresServer, migrated_postgres, store_schema, unprivileged

@@ -11,8 +11,8 @@ import pytest
 
 from faults.conftest import MakeWorld
 from faults.flows import journey_result
-from faults.kit import World, until
-from faults.test_lost_replies import LEASE, persistently, start_journeys
+from faults.kit import World, persistently, until
+from faults.test_lost_replies import LEASE, start_journeys
 from perdure.errors import StoreUnavailable
 from perdure.model import Signal, Start, State
 from perdure.stores.base import Registration

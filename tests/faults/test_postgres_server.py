@@ -1,39 +1,22 @@
-"""PostgreSQL itself is killed, stopped, out of connections, read-only, slow: nothing is lost, and work goes on.
-
-`PERDURE_TEST_OUTAGE` is how many seconds it stays away where it is stopped for a while.
-"""
+"""PostgreSQL itself is killed, stopped, out of connections, read-only, slow: nothing is lost, and work goes on."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
 
 from faults.conftest import MakeWorld
 from faults.flows import journey_result
-from faults.kit import PATIENCE, World, until
+from faults.kit import PATIENCE, World, persistently, until
 from perdure.errors import StoreUnavailable
-from perdure.model import Start, State
 from perdure.stores.postgres.listen import channel
 from servers.postgres import PostgresServer
 
-T = TypeVar("T")
-
 pytestmark = pytest.mark.anyio
-
-RUNS = 10_000
-KILLS = 20
-AWAY = float(os.environ.get("PERDURE_TEST_OUTAGE", "4"))
-"""Seconds: long enough that every loop has come to its longest pause between two tries."""
-SOON = 2.0
-SLACK = 1.0
-"""For a machine that does other things as well."""
 
 
 @pytest.fixture
@@ -43,15 +26,6 @@ async def world(make_world: MakeWorld, server: PostgresServer) -> AsyncIterator[
     yield world
     server.freeze(frozen=False)
     server.start()  # so that everybody can say goodbye
-
-
-async def persistently(call: Callable[[], Awaitable[T]]) -> T:
-    """What a client does: repeats the same call until there is an answer."""
-    while True:
-        try:
-            return await call()
-        except StoreUnavailable:
-            await asyncio.sleep(0.05)
 
 
 def sessions(server: PostgresServer, condition: str) -> list[int]:
@@ -68,89 +42,6 @@ def end_sessions(server: PostgresServer, condition: str) -> int:
     pids = sessions(server, condition)
     server.run(f"SELECT pg_terminate_backend(pid) FROM unnest(ARRAY{pids}::int[]) AS pid")
     return len(pids)
-
-
-async def all_once(world: World, runs: int) -> None:
-    """All runs succeeded, no step ran twice."""
-    await world.ended(runs)
-    assert await world.states() == {State.SUCCEEDED: runs}
-    assert set(world.log.times_ran().values()) == {1}
-    assert {record.attempt for record in await world.records()} == {1}
-
-
-async def test_ten_thousand_runs_end_once_while_the_server_is_killed_twenty_times(
-    world: World, server: PostgresServer
-) -> None:
-    fleet = [await world.serving(lease=60, concurrency=50) for _ in range(2)]
-    store = await world.app.client.store()
-
-    async def start() -> None:
-        for first in range(0, RUNS, 100):
-            starts = [Start(f"r{n}", "leaf", "default", f'{{"n":{n}}}') for n in range(first, first + 100)]
-            await persistently(lambda starts=starts: store.enqueue(starts))
-
-    starting = asyncio.ensure_future(start())
-    await until(lambda: world.log.count("ran"), "the first ones are there")
-    watched = [asyncio.ensure_future(world.app.run(f"r{n}").result(timeout=600)) for n in range(0, 100, 10)]
-    for number in range(KILLS):
-        point = (number + 1) * RUNS // (KILLS + 1)  # in the work, not in time
-        await until(lambda point=point: world.log.count("ran") >= point, f"{point} steps were begun")
-        await asyncio.to_thread(server.kill9)
-        await asyncio.to_thread(server.start)
-    await starting
-    await world.ended(RUNS, timeout=2 * PATIENCE)
-
-    assert await world.states() == {State.SUCCEEDED: RUNS}
-    assert {record.id: record.body for record in await world.records()} == {
-        f"r{number}": str(number + 1) for number in range(RUNS)
-    }
-    assert await asyncio.gather(*watched) == [number + 1 for number in range(0, 100, 10)]
-    # No worker died: what was begun was never begun again.
-    assert world.log.times_ran() == Counter((f"r{number}", "add") for number in range(RUNS))
-    assert world.log.ran_after_kept() == []
-    assert [process.code for process in fleet] == [None, None]
-
-
-async def test_workers_and_server_die_together(world: World, server: PostgresServer) -> None:
-    """The machine fails: what was kept is there afterwards, what was in hand begins again."""
-    fleet = [await world.serving(lease=2, concurrency=20) for _ in range(2)]
-    await world.flows.journey.start_many(range(200))
-    for point in (100, 300):
-        await until(lambda point=point: world.log.count("ran") >= point, f"{point} steps were begun")
-        for process in fleet:
-            process.kill()
-        await asyncio.to_thread(server.kill9)
-        await asyncio.to_thread(server.start)
-        fleet = [await world.serving(lease=2, concurrency=20) for _ in range(2)]
-    runs = 200 + len(range(0, 200, 7))
-    await world.ended(runs)
-    assert await world.states() == {State.SUCCEEDED: runs}
-    assert world.log.ran_after_kept() == []
-
-
-async def test_work_goes_on_within_two_seconds_after_an_outage(world: World, server: PostgresServer) -> None:
-    worker = await world.serving(lease=AWAY + 60, concurrency=30)
-    held = await world.flows.holding.start("gate")
-    await until(lambda: world.log.count("ran", held.id), "the run is at work")
-    result = asyncio.ensure_future(held.result(timeout=AWAY + 60))
-    runs = await world.flows.leaf.start_many(range(500))
-    await until(lambda: world.log.count("ran") > 50, "the runs are at work")
-    await asyncio.to_thread(server.stop)
-    world.open_gate("gate")
-    with pytest.raises(StoreUnavailable, match="can't be reached"):
-        await world.flows.leaf.start(1)
-    await asyncio.sleep(AWAY)  # the outage itself
-    assert not result.done()
-    at_work = world.log.count("ran")
-    await asyncio.to_thread(server.start)
-    back = time.monotonic()
-    await until(lambda: world.log.count("ran") > at_work, "work goes on")
-    assert time.monotonic() - back < SOON + SLACK
-    assert await result == worker.pid
-    assert time.monotonic() - back < SOON + SLACK
-    for number, run in enumerate(runs):
-        assert await run.result(timeout=60) == number + 1
-    await all_once(world, 501)
 
 
 async def test_wake_ups_are_cut_off_while_work_goes_on(
@@ -173,7 +64,7 @@ async def test_wake_ups_are_cut_off_while_work_goes_on(
             for number in range(10):
                 assert await world.flows.leaf.run(number) == number + 1
         assert time.monotonic() - began < 10 * 0.5
-    await all_once(world, started + 10)
+    await world.all_once(started + 10)
 
 
 async def test_all_connections_are_cut_again_and_again(world: World, server: PostgresServer) -> None:
@@ -185,7 +76,7 @@ async def test_all_connections_are_cut_again_and_again(world: World, server: Pos
         await until(lambda: end_sessions(server, "true"), "connections are cut")
     for number, run in enumerate(runs):
         assert await run.result(timeout=60) == journey_result(number)
-    await all_once(world, 150 + len(range(0, 150, 7)))
+    await world.all_once(150 + len(range(0, 150, 7)))
     assert worker.code is None
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from faults.conftest import MakeWorld
 from faults.flows import journey_result
-from faults.kit import World, until
-from faults.test_lost_replies import persistently
+from faults.kit import World, persistently, until
 from perdure.errors import RunNotFound, StoreUnavailable
 from perdure.model import State
 from servers import redis as servers

@@ -1,14 +1,8 @@
-"""Redis itself is killed, stopped, full, busy, loading, emptied: nothing is lost but what it forgot, and work goes on.
-
-`PERDURE_TEST_OUTAGE` is how many seconds it stays away where it is stopped for a while.
-"""
+"""Redis itself is full, busy, loading, emptied, cut off: nothing is lost but what it forgot, and work goes on."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections import Counter
 from collections.abc import AsyncIterator
 
 import hiredis
@@ -16,21 +10,11 @@ import pytest
 
 from faults.conftest import MakeWorld
 from faults.flows import journey_result
-from faults.kit import PATIENCE, World, until
-from faults.test_lost_replies import persistently
+from faults.kit import PATIENCE, World, persistently, until
 from perdure.errors import RunNotFound, StoreUnavailable
-from perdure.model import Start, State
 from servers.redis import RedisServer
 
 pytestmark = pytest.mark.anyio
-
-RUNS = 6_000
-KILLS = 20
-AWAY = float(os.environ.get("PERDURE_TEST_OUTAGE", "4"))
-"""Seconds: long enough that every loop has come to its longest pause between two tries."""
-SOON = 2.0
-SLACK = 1.0
-"""For a machine that does other things as well."""
 
 
 @pytest.fixture
@@ -39,89 +23,6 @@ async def world(make_world: MakeWorld, redis_server: RedisServer) -> AsyncIterat
     world = make_world(f"{redis_server.url}?connect_timeout=2")
     yield world
     redis_server.start()  # so that everybody can say goodbye
-
-
-async def all_once(world: World, runs: int) -> None:
-    """All runs succeeded, no step ran twice."""
-    await world.ended(runs)
-    assert await world.states() == {State.SUCCEEDED: runs}
-    assert set(world.log.times_ran().values()) == {1}
-    assert {record.attempt for record in await world.records()} == {1}
-
-
-async def test_six_thousand_runs_end_once_while_the_server_is_killed_twenty_times(
-    world: World, redis_server: RedisServer
-) -> None:
-    fleet = [await world.serving(lease=60, concurrency=50) for _ in range(2)]
-    store = await world.app.client.store()
-
-    async def start() -> None:
-        for first in range(0, RUNS, 100):
-            starts = [Start(f"r{n}", "leaf", "default", f'{{"n":{n}}}') for n in range(first, first + 100)]
-            await persistently(lambda starts=starts: store.enqueue(starts))
-
-    starting = asyncio.ensure_future(start())
-    await until(lambda: world.log.count("ran"), "the first ones are there")
-    watched = [asyncio.ensure_future(world.app.run(f"r{n}").result(timeout=600)) for n in range(0, 100, 10)]
-    for number in range(KILLS):
-        point = (number + 1) * RUNS // (KILLS + 1)  # in the work, not in time
-        await until(lambda point=point: world.log.count("ran") >= point, f"{point} steps were begun")
-        await asyncio.to_thread(redis_server.kill9)
-        await asyncio.to_thread(redis_server.start)
-    await starting
-    await world.ended(RUNS, timeout=2 * PATIENCE)
-
-    assert await world.states() == {State.SUCCEEDED: RUNS}
-    assert {record.id: record.body for record in await world.records()} == {
-        f"r{number}": str(number + 1) for number in range(RUNS)
-    }
-    assert await asyncio.gather(*watched) == [number + 1 for number in range(0, 100, 10)]
-    # No worker died: what was begun was never begun again.
-    assert world.log.times_ran() == Counter((f"r{number}", "add") for number in range(RUNS))
-    assert world.log.ran_after_kept() == []
-    assert [process.code for process in fleet] == [None, None]
-
-
-async def test_workers_and_server_die_together(world: World, redis_server: RedisServer) -> None:
-    """The machine fails: what was kept is there afterwards, what was in hand begins again."""
-    fleet = [await world.serving(lease=2, concurrency=20) for _ in range(2)]
-    await world.flows.journey.start_many(range(200))
-    for point in (100, 300):
-        await until(lambda point=point: world.log.count("ran") >= point, f"{point} steps were begun")
-        for process in fleet:
-            process.kill()
-        await asyncio.to_thread(redis_server.kill9)
-        await asyncio.to_thread(redis_server.start)
-        fleet = [await world.serving(lease=2, concurrency=20) for _ in range(2)]
-    runs = 200 + len(range(0, 200, 7))
-    await world.ended(runs)
-    assert await world.states() == {State.SUCCEEDED: runs}
-    assert world.log.ran_after_kept() == []
-
-
-async def test_work_goes_on_within_two_seconds_after_an_outage(world: World, redis_server: RedisServer) -> None:
-    worker = await world.serving(lease=AWAY + 60, concurrency=30)
-    held = await world.flows.holding.start("gate")
-    await until(lambda: world.log.count("ran", held.id), "the run is at work")
-    result = asyncio.ensure_future(held.result(timeout=AWAY + 60))
-    runs = await world.flows.leaf.start_many(range(500))
-    await until(lambda: world.log.count("ran") > 50, "the runs are at work")
-    await asyncio.to_thread(redis_server.stop)
-    world.open_gate("gate")
-    with pytest.raises(StoreUnavailable, match="can't be reached"):
-        await world.flows.leaf.start(1)
-    await asyncio.sleep(AWAY)  # the outage itself
-    assert not result.done()
-    at_work = world.log.count("ran")
-    await asyncio.to_thread(redis_server.start)
-    back = time.monotonic()
-    await until(lambda: world.log.count("ran") > at_work, "work goes on")
-    assert time.monotonic() - back < SOON + SLACK
-    assert await result == worker.pid
-    assert time.monotonic() - back < SOON + SLACK
-    for number, run in enumerate(runs):
-        assert await run.result(timeout=60) == number + 1
-    await all_once(world, 501)
 
 
 async def test_wake_ups_are_cut_off_while_work_goes_on(
@@ -139,7 +40,7 @@ async def test_wake_ups_are_cut_off_while_work_goes_on(
                 assert await asyncio.gather(*(run.result() for run in runs)) == list(range(started + 1, started + 61))
             started += 60
             await until(lambda: listens(redis_server), "somebody listens")
-    await all_once(world, started)
+    await world.all_once(started)
 
 
 def listens(server: RedisServer) -> bool:
@@ -156,7 +57,7 @@ async def test_functions_and_scripts_are_forgotten_while_work_goes_on(world: Wor
         runs.append(await world.flows.journey.start(len(runs)))
     for number, run in enumerate(runs):
         assert await run.result(timeout=60) == journey_result(number)
-    await all_once(world, len(runs) + len(range(0, len(runs), 7)))
+    await world.all_once(len(runs) + len(range(0, len(runs), 7)))
 
 
 async def test_a_server_that_takes_long_to_load(world: World, redis_server: RedisServer) -> None:
