@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TypeVar
 
 import pytest
 
@@ -13,8 +12,6 @@ from faults.flows import journey_result
 from faults.kit import World, persistently, until
 from perdure import Run
 from perdure.model import Signal, Start, State
-
-T = TypeVar("T")
 
 pytestmark = pytest.mark.anyio
 
