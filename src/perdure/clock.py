@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,6 @@ from perdure.model import Millis
 
 _LATEST = 1000
 """Milliseconds by which a reply may be late; a time further back tells of a store whose clock was put back."""
-_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -64,10 +64,18 @@ class StoreClock:
         return self._told
 
     def steady(self) -> Millis:
-        return int(time.clock_gettime(_STEADY) * 1000)
+        return int(_passed() * 1000)
 
     def call_at(self, at: Millis, callback: Callable[[], None]) -> Alarm:
         return asyncio.get_running_loop().call_later(max(0, at - self.now()) / 1000, callback)
+
+
+def _passed() -> float:
+    """Seconds of a clock that goes on while the process is stopped, and while the machine sleeps, where the system has
+    such a clock."""
+    if sys.platform == "linux":
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 def millis(duration: timedelta | float, what: str) -> Millis:
