@@ -34,6 +34,8 @@ R = TypeVar("R")
 ANYTHING: Decoder[Any] = Decoder(Any, "a result")
 
 _LONGEST_REASON = 1000
+_LAST_LOOK = 1.0
+"""Seconds for the look at a run whose result did not come in time: a store that hangs is not waited for any longer."""
 
 
 class Run(Generic[R]):
@@ -215,8 +217,9 @@ class Run(Generic[R]):
                 " for again"
             )
             try:
-                record = await self._record(await self._client.store())
-            except StoreUnavailable as error:
+                async with asyncio.timeout(_LAST_LOOK):
+                    record = await self._record(await self._client.store())
+            except (StoreUnavailable, TimeoutError) as error:
                 raise late from error
             if not record.state.final:
                 raise late from None

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from perdure import current_run, sleep, sleep_until, step, wait_signal
+from perdure import run as run_module
 from perdure.errors import DecodingError, InvalidInput, NotInWorkflow, RunEnded, RunFailed, RunNotFound, SignalTimedOut
 
 from .conftest import Explore, Play
@@ -431,3 +432,28 @@ async def test_a_result_with_no_time_is_looked_for_once(play: Play) -> None:
             await busy.result(timeout=0)
         gate.open()
         await sandbox.settle()
+
+
+async def test_a_result_is_not_waited_for_beyond_its_time_where_the_store_hangs(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_LAST_LOOK", 0.01)
+    app, never = new_app(), asyncio.Event()
+
+    @app.workflow
+    async def flow() -> None:
+        await sleep(60)
+
+    async def hang(*_: object) -> None:
+        await never.wait()
+
+    async with play(app):
+        run = await flow.start()
+        store = await app.client.store()
+        with monkeypatch.context() as hung:
+            for verb in ("load", "ended", "missing"):
+                hung.setattr(store, verb, hang)
+            async with asyncio.timeout(20):
+                with pytest.raises(TimeoutError, match="has not ended within"):
+                    await run.result(timeout=0.01)
+        never.set()
