@@ -17,15 +17,15 @@ from perdure.wording import counted, did_you_mean, does
 _MOST_COUNTED = 1000
 _RETRY = ".retry"
 """Ends the key of a wait for a step's next attempt, behind the key of the step."""
-_MOST_ASKED = 10
-"""Steps that back off of which the errors are told; a run may have thousands, side by side."""
+_MOST_NAMED = 10
+"""Waits that are named; a run may have thousands, side by side. The others are counted."""
 
 
 async def reason_of(store: Store, run: RunRecord, workers: Sequence[WorkerRecord] | None = None) -> str:
     """`explain`, with what the store has to be asked for besides. `workers` are the live ones, if they are known."""
     ahead = await store.ahead(run.id) if run.state is State.QUEUED else 0
-    tried = [key for wait in run.waits if (key := _tried(wait)) is not None]
-    found = await asyncio.gather(*(store.find(run.id, key) for key in tried[:_MOST_ASKED]))
+    tried = [key for wait in run.waits[:_MOST_NAMED] if (key := _tried(wait)) is not None]
+    found = await asyncio.gather(*(store.find(run.id, key) for key in tried))
     failed = {kept.key: kept for kept in found if kept is not None and kept.outcome is Outcome.OPEN}
     live = await store.workers() if workers is None else workers
     now = await store.now() if run.state is State.RUNNING else 0
@@ -50,7 +50,7 @@ def explain(
         case State.RUNNING:
             return _running(run, workers, now)
         case State.WAITING:
-            return "waits for " + " or ".join(_wait(wait, failed or {}) for wait in run.waits)
+            return _waiting(run.waits, failed or {})
         case State.SUCCEEDED:
             return f"succeeded at {_time(run.finished_at)}"
         case State.FAILED:
@@ -152,6 +152,13 @@ def _running(run: RunRecord, workers: Sequence[WorkerRecord], now: Millis) -> st
         if (nobody := unserved(run, workers)) is not None:
             where += f"; {nobody}"
     return where if run.cancelling is None else f"{where}; it was asked to end: {run.cancelling}"
+
+
+def _waiting(waits: Sequence[Wait], failed: Mapping[str, Checkpoint]) -> str:
+    named = [_wait(wait, failed) for wait in waits[:_MOST_NAMED]]
+    if more := len(waits) - len(named):
+        named.append(f"{more:,} more")
+    return "waits for " + " or ".join(named)
 
 
 def _tried(wait: Wait) -> str | None:

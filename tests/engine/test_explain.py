@@ -128,6 +128,12 @@ CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
         0,
         "waits for signal approve (until 2030-01-01 12:00:00 UTC) or run r2 to end",
     ),
+    (
+        record(State.WAITING, waits=[Wait(f"x{n}", WaitFor.RUN, f"r{n}") for n in range(10_000)]),
+        [],
+        0,
+        "or run r8 to end or run r9 to end or 9,990 more",
+    ),
     (record(State.SUCCEEDED, finished_at=NOON), [], 0, "succeeded at 2030-01-01 12:00:00 UTC"),
     (record(State.FAILED, finished_at=NOON, body=ERROR), [], 0, "failed at 2030-01-01 12:00:00 UTC: ValueError"),
     (record(State.FAILED, finished_at=NOON, body="not json"), [], 0, "can't be read"),
