@@ -328,3 +328,51 @@ async def test_who_owns_nothing_sees_nothing(store: Store, ada: Worker) -> None:
     reply = await ada.exchange(watches=[watch(forged, for_signal()), watch(claim, for_signal())])
     assert reply.refused == [forged.token]
     assert [seen.token for seen in reply.seen] == [claim.token]
+
+
+MANY = 300
+
+
+@pytest.mark.parametrize("at", [0, MANY // 2, MANY - 1])
+@pytest.mark.parametrize("when", ["before", "at once", "later"])
+async def test_any_of_many_waits_wakes_its_run(store: Store, ada: Worker, at: int, when: str) -> None:
+    await store.enqueue([start(f"x{n}", delay=9 * DAY) for n in range(MANY)])
+    claim = await begin(store, ada)
+    if when == "before":
+        await store.cancel(f"x{at}", "enough")
+    await ada.exchange(settles=[settle(claim, To.PARK, waits=[for_run(f"x{n}") for n in range(MANY)])])
+    if when == "later":
+        while (await ada.exchange()).more:
+            pass
+    if when != "before":
+        assert (await record(store, "r")).state is State.WAITING
+        await store.cancel(f"x{at}", "enough")
+    while (await ada.exchange()).more and (await record(store, "r")).state is State.WAITING:
+        pass
+    claim = await ada.claim_one()
+    assert [(each.id, each.state) for each in claim.ended] == [(f"x{at}", State.CANCELLED)]
+    # And any other one afterwards; one that is gone is told of by the key of the wait for it.
+    other = MANY - 1 if at == 0 else 0
+    waits = [for_run(f"x{n}") for n in range(MANY) if n != at]
+    await ada.exchange(settles=[settle(claim, To.PARK, waits=waits)])
+    await store.delete(f"x{other}", force=True)
+    while (await ada.exchange()).more and (await record(store, "r")).state is State.WAITING:
+        pass
+    claim = await ada.claim_one()
+    assert (claim.ended, claim.missing) == ([], [f"result:x{other}"])
+    assert len((await record(store, "r")).waits) == 0
+    await ada.settle(claim)
+
+
+async def test_a_signal_or_a_time_wakes_a_run_among_many_waits(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.enqueue([start(f"x{n}", delay=9 * DAY) for n in range(MANY)])
+    claim = await begin(store, ada)
+    waits = [*(for_run(f"x{n}") for n in range(MANY)), for_signal("a"), for_timer(clock.now() + 100)]
+    await ada.exchange(settles=[settle(claim, To.PARK, waits=waits)])
+    assert len((await record(store, "r")).waits) == MANY + 2
+    await store.signal(message("r", "a"))
+    claim = await ada.claim_one()
+    await ada.exchange(settles=[settle(claim, To.PARK, waits=[*waits[:MANY], waits[-1]])])
+    clock.advance(ms=100)
+    claim = await ada.claim_one()
+    await ada.settle(claim)

@@ -79,6 +79,13 @@ class Books:
         """Raises when anything that is kept is not what the runs say."""
         families = {name: members for name, members in self.kept.items() if name.split(":", 1)[0] in _SETS}
         families.pop("parked", None)  # That is of workers; parked:ID is of runs.
+        for run in self.runs.values():
+            for target in _parked_for(run) if run["state"] != "waiting" else ():
+                name = f"parked:{target}"
+                members = families.pop(name, {})
+                # While it is awake it may stand there or not.
+                if others := {id: score for id, score in members.items() if id != run["id"]}:
+                    families[name] = others
         differing = [
             f"{name}: {families.get(name)} is kept, and {expected.get(name)} is true"
             for expected in [self._expected_sets()]
@@ -194,10 +201,10 @@ class Books:
                 sets[f"owned:{run['worker']:.0f}"][id] = None
                 if "why" in run:
                     sets[f"stop:{run['worker']:.0f}"][id] = None
-            for wait in run.get("waits", ()):
-                other = self.runs.get(wait["target"]) if wait["what"] == "run" else None
+            for target in _parked_for(run):
+                other = self.runs.get(target)
                 if other and other["live"] and state == "waiting":
-                    sets[f"parked:{other['id']}"][id] = None
+                    sets[f"parked:{target}"][id] = None
             if "parent" in run:
                 sets[f"kids:{run['parent']}"][id] = seq
             if "batch" in run:
@@ -317,3 +324,9 @@ def _group_set(run: dict[str, Any]) -> str:
     if run["state"] != "queued":
         return "begun"
     return {"paused": "stopped", "group": "held"}.get(run.get("held", ""), "again")
+
+
+def _parked_for(run: dict[str, Any]) -> list[str]:
+    """The runs that one is parked for, or was at last, as it says itself."""
+    conditions = run.get("on", [])
+    return [target for kind, target in zip(conditions[::2], conditions[1::2], strict=True) if kind == "run"]

@@ -14,6 +14,7 @@ from conformance.kit import (
     Worker,
     all_runs,
     for_run,
+    for_signal,
     of_group,
     of_queue,
     settle,
@@ -21,7 +22,7 @@ from conformance.kit import (
     worker,
 )
 from perdure.errors import RunNotEnded, RunNotFound
-from perdure.model import Limits, OnConflict, Rate, Retention, RunQuery, Start, State, Unique
+from perdure.model import Limits, OnConflict, Rate, Retention, RunQuery, Signal, Start, State, Unique
 from perdure.stores import open_store
 from perdure.stores.base import Store
 from perdure.stores.exchange import CLAIM_LIMIT, To
@@ -151,6 +152,50 @@ async def test_those_who_are_parked_for_one_run(store: Store, meter: Meter, cloc
     assert await states(store) == {State.RUNNING: 1, State.WAITING: MANY}
     await ada.settle(first)
     await until(ada, {State.SUCCEEDED: 1, State.QUEUED: MANY})
+    meter.check()
+
+
+@pytest.mark.parametrize("ending", ["first", "last", "before", "cancelled"])
+async def test_one_that_is_parked_for_many_runs(store: Store, meter: Meter, clock: ManualClock, ending: str) -> None:
+    await store.enqueue([start("p", priority=-1), *many(queue="other")])
+    ada, bob = await worker(store), await worker(store, queues=["other"], concurrency=MANY)
+    [parent] = await ada.claim()
+    waited = [claim for _ in range(MANY // CLAIM_LIMIT + 1) for claim in await bob.claim()]
+    if ending == "before":
+        await bob.settle(waited[-1])
+    await ada.exchange(settles=[settle(parent, To.PARK, waits=[for_run(str(claim.ref)) for claim in waited])])
+    if ending in ("first", "last"):  # While the run has not been put down at most of them.
+        await bob.settle(waited[0 if ending == "first" else -1])
+    if ending == "cancelled":
+        await store.cancel("p", "enough")
+        await until(ada, {State.CANCELLED: 1, State.RUNNING: MANY})
+    else:
+        await until(ada, {State.SUCCEEDED: 1, State.QUEUED: 1, State.RUNNING: MANY - 1})
+        [parent] = await ada.claim()
+        assert [each.id for each in parent.ended] == [waited[0 if ending == "first" else -1].id]
+        # What it waits for still, it waits for again.
+        await ada.exchange(settles=[settle(parent, To.PARK, waits=[for_run(str(claim.ref)) for claim in waited[1:-1]])])
+        while (await ada.exchange()).more:
+            pass
+        await bob.settle(waited[MANY // 2])
+        await until(ada, {State.SUCCEEDED: 2, State.QUEUED: 1, State.RUNNING: MANY - 2})
+        await ada.settle((await ada.claim())[0])
+    while (await ada.exchange()).more:
+        pass
+    meter.check()
+
+
+async def test_one_that_is_parked_for_many_signals(store: Store, meter: Meter) -> None:
+    await store.enqueue([start("p")])
+    ada = await worker(store)
+    [parent] = await ada.claim()
+    await store.signal(Signal("s", "p", f"n{MANY - 1}", "1"))
+    await ada.exchange(settles=[settle(parent, To.PARK, waits=[for_signal(f"n{n}") for n in range(MANY)])])
+    await until(ada, {State.QUEUED: 1})
+    [parent] = await ada.claim()
+    await ada.exchange(settles=[settle(parent, To.PARK, waits=[for_signal(f"m{n}") for n in range(MANY)])])
+    await store.signal(Signal("t", "p", f"m{MANY - 1}", "1"))
+    await until(ada, {State.QUEUED: 1})
     meter.check()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
-from perdure.model import Arrived, Checkpoint, Ended, Millis, State
+from perdure.model import Arrived, Checkpoint, Ended, Millis, State, Wait, WaitFor
 from perdure.stores.exchange import PAGE, Cancelling, Claim
 
 _LOW = (1 << 40) - 1
@@ -53,11 +54,16 @@ class ShownMore(Struct, frozen=True):
     signals: list[Arrived] = []
     ended: list[ShownEnd] = []
     missing: list[str] = []
+    """Runs that it was parked for and that are not there."""
     labels: dict[str, str] = {}
-    away: list[tuple[str, str]] = []
-    """Key and run of its waits for runs of other partitions."""
+    away: list[str] = []
+    """Runs of other partitions that it was parked for."""
+    waits: str | None = None
+    """What it was parked for, as JSON: where some of that is missing, or away, or where the script did not look at it,
+    since it is so much."""
 
 
+_Waits = msgspec.json.Decoder(list[Wait])
 _NO_MORE = ShownMore()
 
 
@@ -93,7 +99,7 @@ def claim_of(claim: ShownClaim, kinds: Sequence[Kind], worker: int, serial: int)
         checkpoints=more.checkpoints[:PAGE],
         signals=more.signals[:PAGE],
         ended=ends_of(more.ended),
-        missing=more.missing[:],
+        missing=[key for target in more.missing for key in keys_of(more)[target]],
         more_checkpoints=len(more.checkpoints) > PAGE,
         more_signals=len(more.signals) > PAGE,
         group=kind.group,
@@ -101,6 +107,23 @@ def claim_of(claim: ShownClaim, kinds: Sequence[Kind], worker: int, serial: int)
         version=kind.version,
         labels=dict(more.labels),
     )
+
+
+def keys_of(more: ShownMore) -> dict[str, list[str]]:
+    """The keys of the waits for runs, by the run."""
+    keys: dict[str, list[str]] = {}
+    for wait in _Waits.decode(more.waits or "[]"):
+        if wait.what is WaitFor.RUN:
+            keys.setdefault(wait.target, []).append(wait.key)
+    return keys
+
+
+def unseen(more: ShownMore) -> dict[str, list[str]]:
+    """Of runs that it was parked for those that the script did not look at, with the keys of its waits for them."""
+    if more.waits is None or (more.missing and not more.away):
+        return {}
+    keys = keys_of(more)
+    return {target: keys[target] for target in more.away} if more.away else keys
 
 
 def end_of(found: ShownEnd | None) -> Ended | None:

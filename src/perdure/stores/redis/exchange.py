@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,7 +11,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.model import Arrived, Fire, Millis, Overlap
+from perdure.errors import StoreUnavailable
+from perdure.model import Arrived, Fire, Millis, Overlap, Wait, WaitFor
 from perdure.stores.exchange import (
     CLAIM_BYTES,
     PAGE,
@@ -24,11 +26,14 @@ from perdure.stores.exchange import (
     Told,
     Watch,
 )
-from perdure.stores.redis.claims import Kind, ShownClaim, ShownEnd, claim_of, end_of, token_of, token_parts
+from perdure.stores.redis import reads
+from perdure.stores.redis.claims import Kind, ShownClaim, ShownEnd, claim_of, end_of, token_of, token_parts, unseen
 from perdure.stores.redis.pushes import Hands, Push
 from perdure.stores.redis.session import Session, as_text, encode
 from perdure.stores.redis.starts import ask
 from perdure.stores.redis.timetable import Row, records
+
+logger = logging.getLogger("perdure.store")
 
 
 class _Seen(Struct):
@@ -87,7 +92,8 @@ async def exchange(db: Session, hands: Hands, said: Exchange) -> Exchanged:
     """One call per wake of a worker; none where what was pushed to it is all that it can be told."""
     hand = await hands.hand(said.worker)
     if hand is None:
-        return told_by(said, await _call(db, said, asked_of(said)))
+        found = await _call(db, said, asked_of(said))
+        return await _whole(db, told_by(said, found), found)
     answer = hand.answer(said, db.own_time())
     if answer is not None:
         return answer
@@ -96,6 +102,23 @@ async def exchange(db: Session, hands: Hands, said: Exchange) -> Exchanged:
     found = await _call(db, said, asked)
     reply = told_by(said, found)
     hand.heard(told, reply, found.pushes)
+    return await _whole(db, reply, found)
+
+
+async def _whole(db: Session, reply: Exchanged, found: Reply) -> Exchanged:
+    """Looks at what claimed runs were parked for, where that is too much for one script."""
+    for claim, shown in zip(reply.claims, found.claims, strict=False):
+        waits = unseen(shown.more)
+        if waits:
+            try:
+                ended = await reads.ended(db, [*waits])
+                gone = await reads.missing(db, [*waits.keys() - {each.id for each in ended}])
+            except StoreUnavailable as error:
+                # It is parked again, and woken, and claimed with that.
+                logger.warning("what became of runs that run %s waits for is asked again later (%s)", claim.id, error)
+            else:
+                claim.ended += ended
+                claim.missing += [key for target in gone for key in waits[target]]
     return reply
 
 
@@ -187,8 +210,18 @@ def _settle(settle: Settle) -> tuple[Any, ...]:
         False if settle.body is None else settle.body,
         settle.cause or False,
         settle.delay,
-        settle.waits or False,
+        parked(settle.waits) if settle.waits else False,
     )
+
+
+def parked(waits: Sequence[Wait], kinds: Sequence[str] | None = None, *, is_true: bool = False) -> tuple[Any, ...]:
+    """What a run waits for, as scripts take it (see parking.lua); `kinds` has that of each, where it is another one."""
+    conditions: list[str] = []
+    for wait, kind in zip(waits, kinds or [wait.what for wait in waits], strict=True):
+        if kind != WaitFor.TIMER:
+            conditions += (kind, wait.target)
+    first = min((wait.at for wait in waits if wait.at is not None), default=False)
+    return as_text(msgspec.json.encode(waits)), first, is_true, conditions
 
 
 def _fire(fire: Fire) -> dict[str, Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
 from msgspec import Struct
 
-from perdure.model import Millis, RunRecord
+from perdure.model import Millis, RunRecord, Wait
 from perdure.stores.redis.budgets import Row, left_of
 from perdure.stores.shared.reasons import Facts, Pause, by_scope, explain
+
+_Waits = msgspec.json.Decoder(list[Wait])
 
 
 class Why(Struct):
@@ -24,11 +29,15 @@ class Shown(Struct):
     """Runs, as scripts tell of them."""
 
     runs: list[RunRecord] = []
+    waits: list[str | Literal[False]] = []
+    """What each of them waits for, as JSON; there may be much of it."""
     why: Why | None = None
 
 
 def explained(shown: Shown) -> list[RunRecord]:
     """Runs with what keeps them from running. A free slot or a worker may lack besides."""
+    for record, waits in zip(shown.runs, shown.waits, strict=True):
+        record.waits = _Waits.decode(waits) if waits else []
     why = shown.why
     if why is not None:
         left = left_of(why.budgets, why.running)

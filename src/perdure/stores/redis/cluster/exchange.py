@@ -15,7 +15,7 @@ from perdure.errors import StoreUnavailable
 from perdure.stores.base import Registration
 from perdure.stores.exchange import CLAIM_BYTES, CLAIM_LIMIT, Claim, Exchange, Exchanged
 from perdure.stores.redis import worker
-from perdure.stores.redis.claims import token_parts
+from perdure.stores.redis.claims import token_parts, unseen
 from perdure.stores.redis.cluster import waits
 from perdure.stores.redis.cluster.places import Places
 from perdure.stores.redis.cluster.planning import Plan, Planner, outer
@@ -253,7 +253,7 @@ class Exchanger:
         asked = asked_of(said)
         for n, settle in enumerate(said.settles, 1):
             if settle.waits:
-                asked["settles"][n * WIDTH - 1] = [waits.marked(partition, wait, plan.over) for wait in settle.waits]
+                asked["settles"][n * WIDTH - 1] = waits.marked(partition, settle.waits, plan.over)
         checks = plan.checks.get(partition)
         if checks:
             asked["checks"] = [each for ref, token in checks for each in (ref, *token_parts(token))]
@@ -287,12 +287,12 @@ class Exchanger:
     ) -> Exchanged:
         now = max((each.exchanged.now for _, each in heard), default=rounds.now())
         latest = dict(heard).values()
-        claims: list[tuple[Claim, list[tuple[str, str]]]] = []
+        claims: list[tuple[Claim, dict[str, list[str]]]] = []
         for partition, each in heard:
             for claim, raw in zip(each.exchanged.claims, each.reply.claims, strict=True):
                 self._places.learn(claim.id, partition)
                 claim.ref = outer(partition, claim.ref)
-                claims.append((claim, raw.more.away))
+                claims.append((claim, unseen(raw.more)))
             for seen in each.exchanged.seen:
                 seen.ref = outer(partition, seen.ref)
         mail: defaultdict[int, list[tuple[int, str, str]]] = defaultdict(list)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from perdure.errors import StoreUnavailable
 from perdure.model import Ended, Millis, Wait, WaitFor
 from perdure.stores.exchange import Claim, Seen, Settle, To, Watch
 from perdure.stores.redis.cluster.places import Places
+from perdure.stores.redis.exchange import parked
 from perdure.stores.redis.session import Session
 
 logger = logging.getLogger("perdure.store")
@@ -56,12 +57,11 @@ async def put_down(places: Places, settles: Mapping[int, Iterable[Settle]]) -> d
     return over
 
 
-def marked(partition: int, wait: Wait, over: Mapping[tuple[int, str], bool]) -> dict[str, Any]:
-    """A wait as scripts take it."""
-    asked = msgspec.to_builtins(wait)
-    if wait.what is WaitFor.RUN and (partition, wait.target) in over:
-        asked.update(away=True, over=over[partition, wait.target])
-    return asked
+def marked(partition: int, waits: Sequence[Wait], over: Mapping[tuple[int, str], bool]) -> tuple[Any, ...]:
+    """What a run waits for, as scripts take it."""
+    away = [(partition, wait.target) if wait.what is WaitFor.RUN else None for wait in waits]
+    kinds = ["away" if place in over else wait.what for place, wait in zip(away, waits, strict=True)]
+    return parked(waits, kinds, is_true=any(place is not None and over.get(place, False) for place in away))
 
 
 async def deliver(places: Places, mail: Mapping[int, list[tuple[int, str, str]]]) -> set[int]:
@@ -91,17 +91,18 @@ async def deliver(places: Places, mail: Mapping[int, list[tuple[int, str, str]]]
     return got
 
 
-async def tell(places: Places, claims: Iterable[tuple[Claim, list[tuple[str, str]]]]) -> None:
-    """Tells claimed runs how those of other partitions ended that they were parked for."""
-    away = [(claim, key, target) for claim, waits in claims for key, target in waits]
-    if not away:
+async def tell(places: Places, claims: Iterable[tuple[Claim, Mapping[str, list[str]]]]) -> None:
+    """Tells claimed runs how those ended that they were parked for and that their claims do not tell of: runs of other
+    partitions, and such of which there are many. They come with the keys of the waits for them."""
+    unseen = [(claim, target, keys) for claim, waits in claims for target, keys in waits.items()]
+    if not unseen:
         return
-    ended, missing = await _outcomes(places, {target for _, _, target in away})
-    for claim, key, target in away:
+    ended, missing = await _outcomes(places, {target for _, target, _ in unseen})
+    for claim, target, keys in unseen:
         if target in ended:
             claim.ended.append(ended[target])
         elif target in missing:
-            claim.missing.append(key)
+            claim.missing += keys
 
 
 async def look(places: Places, watches: Iterable[Watch], now: Millis) -> list[Seen]:

@@ -11,11 +11,12 @@
 --
 -- Keys (behind the prefix):
 --   :run:ID         hash    f what never changes (JSON), s what does (see below), i input, first (when it continued with
---                           another input), o outcome, st status, l labels (packed)
+--                           another input), o outcome, st status, l labels (packed), w and c what it waits for (see
+--                           waits.lua)
 --   :cp:ID          hash    checkpoints by key (packed), :cpo:ID zset of their keys by position
 --   :sig:ID         hash    signals by position (packed), :sigid:ID hash position by id,
 --                           :sigw:ID zset of the waiting ones by position, :sign:ID zset of them by name, then position
---   :kids:ID        zset    children by number; :parked:ID set of the runs that are parked for this one
+--   :kids:ID        zset    children by number; :parked:ID set of the runs that were parked for this one at last
 --   :live :done     zset    runs by number: those that have not ended, those that have
 --   :failed         zset    failed runs by number
 --   :fin:LANE:STATE zset    ended runs by order of finishing
@@ -308,8 +309,8 @@ local NO_PLACE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 local HELD = { 'session', 'group', 'paused', 'rate' }
 local NO_SLOT = 255
 local RARE = {
-    'awaited', 'calls_back', 'cause', 'crashes', 'cut', 'errors', 'fired', 'heard', 'home', 'item', 'kept', 'opens',
-    'over', 'owner', 'schedule', 'seat', 'signals', 'stops', 'waits', 'why',
+    'awaited', 'calls_back', 'cause', 'crashes', 'cut', 'errors', 'fired', 'heard', 'home', 'item', 'kept', 'much', 'on',
+    'opens', 'over', 'owner', 'schedule', 'seat', 'signals', 'stops', 'waits', 'why',
 }
 local STATE_NUMBERS, HELD_NUMBERS = {}, {}
 for number = 1, #STATES do
@@ -349,7 +350,7 @@ function write_state(s)
         s.attempt or 0, s.positions or 0, s.kept_size or 0, s.due or 0, s.wake or 0, s.place or NO_PLACE
     )
     if s.awaited or s.calls_back or s.cause or s.crashes or s.cut or s.errors or s.fired or s.heard or s.home or s.item
-        or s.kept or s.opens or s.over or s.owner or s.schedule or s.seat or s.signals or s.stops or s.waits
+        or s.kept or s.much or s.opens or s.over or s.owner or s.schedule or s.seat or s.signals or s.stops or s.waits
         or s.why
     then
         local rare = {}

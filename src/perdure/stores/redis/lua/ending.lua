@@ -1,18 +1,61 @@
 -- The end of runs, and what it sets free; the removal of all that is kept of one.
 
--- Forgets for which runs one is parked: its end, or its removal, must not be waited for any more.
-local function stop_waiting(run)
-    for _, wait in ipairs(run.s.waits or {}) do
-        if wait.what == 'run' then
-            call('SREM', P .. 'parked:' .. wait.target, run.id)
+local wait_for, wake, release_key, batch_is_over, note_batch, finish, unfinish, remove
+
+do
+-- WAITS. A run that is parked for others is put down at each of them (:parked:ID), and stays there while it is awake, since
+-- it mostly waits for the same ones again: what it waits for no more takes it out. One that wakes them from there has
+-- nothing to do where they don't wait, and where they wait for others by now, they look and are parked again.
+
+local FEW_WAITS = 10 -- So many are taken out at once.
+local TAKEN_OUT = 5 -- How many are for each run that a script may take up.
+
+-- What a run waits for from now on, if anything.
+function wait_for(run, waits, conditions)
+    local before = conditions_of(run)
+    put_waits(run, waits, conditions)
+    if #before == 0 then
+        return
+    end
+    local stays, out = {}, {}
+    for at = 2, conditions and #conditions or 0, 2 do
+        stays[conditions[at]] = true
+    end
+    for at = 1, #before, 2 do
+        if before[at] == 'run' and not stays[before[at + 1]] then
+            out[#out + 1] = before[at + 1]
+        end
+    end
+    if #out > FEW_WAITS then
+        begin_chore('leave', string.format('%.0f', next_number('leave')), { id = run.id, targets = out })
+    else
+        for _, target in ipairs(out) do
+            call('SREM', P .. 'parked:' .. target, run.id)
         end
     end
 end
 
+function chore_kinds.leave(_, chore)
+    local run = find(chore.id)
+    local stays, targets = {}, chore.targets
+    local conditions = run and run.s.state == 'waiting' and conditions_of(run) or NOTHING
+    for at = 2, #conditions, 2 do
+        stays[conditions[at]] = true -- By now it waits for that again.
+    end
+    local many = math.min(#targets, TAKEN_OUT * (steps + 1))
+    for at = #targets, #targets - many + 1, -1 do
+        if not stays[targets[at]] then
+            call('SREM', P .. 'parked:' .. targets[at], chore.id)
+        end
+        targets[at] = nil
+    end
+    steps = steps - math.floor(many / TAKEN_OUT)
+    return #targets == 0
+end
+
 -- Queues a run that is parked. What it was parked for stays with it until its next settle: the claim tells of it.
-local function wake(run)
+function wake(run)
     if run.s.state == 'waiting' then
-        stop_waiting(run)
         move(run, 'queued')
         return true
     end
@@ -44,7 +87,7 @@ local function wake_parked(id)
 end
 
 -- Lets a unique key go that a run has.
-local function release_key(run)
+function release_key(run)
     local key = unique_key(run.fact)
     if key and call('GET', P .. 'unique:' .. key) == run.id then
         call('DEL', P .. 'unique:' .. key)
@@ -57,21 +100,16 @@ local function go_on(schedule)
     flush_set(key)
     local first = call('ZRANGE', key, 0, 0)[1]
     first = first and find(first)
-    if first and first.s.state == 'waiting' then
-        for _, wait in ipairs(first.s.waits or {}) do
-            if wait.what == 'schedule' then
-                wake(first)
-                return
-            end
-        end
+    if first and conditions_of(first)[1] == 'schedule' then
+        wake(first)
     end
 end
 
-local function batch_is_over(batch)
+function batch_is_over(batch)
     return batch.succeeded + batch.failed + batch.cancelled >= batch.total
 end
 
-local function note_batch(run, state, by)
+function note_batch(run, state, by)
     local batch = run.fact.batch and batch_of(run.fact.batch)
     if batch then
         batch[state] = batch[state] + by
@@ -87,11 +125,10 @@ end
 local LONGEST_TOLD = 8192
 
 -- Ends a run, however that came; `number` is its place in the order of finishing, if it was given out before.
-local function finish(run, state, body, cause, number)
+function finish(run, state, body, cause, number)
     local s = change(run)
-    if s.waits then
-        stop_waiting(run)
-        s.waits = nil
+    if s.waits or s.much then
+        wait_for(run)
     end
     s.cut = nil
     move(run, state)
@@ -125,7 +162,7 @@ local function finish(run, state, body, cause, number)
 end
 
 -- Takes back that a run has ended, as far as others know of it.
-local function unfinish(run)
+function unfinish(run)
     local s = change(run)
     zrem(K.done, run.id)
     zrem(P .. 'fin:' .. run.fact.lane .. ':' .. s.state, run.id)
@@ -193,7 +230,7 @@ do
 end
 
 -- Removes a run that has ended, with all that is kept of it, and wakes those that are parked for it.
-local function remove(run)
+function remove(run)
     local s, fact, id = run.s, run.fact, run.id
     unfinish(run)
     count(fact.lane, s.state, -1)
@@ -261,4 +298,5 @@ local function remove(run)
     end
     call('UNLINK', P .. 'run:' .. id)
     run.changed, runs[id] = false, false
+end
 end

@@ -1,4 +1,4 @@
--- uses: core chores holding seating grouping moving starting keeping ending families claiming showing pushing scheduling settling
+-- uses: core waits chores holding seating grouping moving starting keeping ending families claiming showing pushing scheduling parking settling
 -- flags: allow-oom
 -- One call per wake of a worker: saves, progress, settles, fires, due timers and deadlines, claims, and the reply.
 
@@ -108,9 +108,6 @@ if known then
         for _, id in ipairs(ids) do
             local run = find(id)
             if run.s.wake and run.s.wake <= now then
-                if run.s.state == 'waiting' then
-                    stop_waiting(run)
-                end
                 move(run, 'queued')
             end
         end

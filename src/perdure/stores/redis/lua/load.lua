@@ -1,4 +1,4 @@
--- uses: core reading
+-- uses: core waits reading
 -- flags: no-writes
 -- A run, as clients see it.
 

@@ -1,4 +1,4 @@
--- uses: core chores holding seating grouping moving starting serving limiting
+-- uses: core waits chores holding seating grouping moving starting serving limiting
 -- flags: allow-oom
 -- Keeps runs of a scope from beginning, or lets them again. Answers what holds.
 

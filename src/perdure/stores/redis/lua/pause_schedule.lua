@@ -1,4 +1,4 @@
--- uses: core chores holding seating grouping moving starting ending families scheduling
+-- uses: core waits chores holding seating grouping moving starting ending families scheduling
 -- flags: allow-oom
 -- Keeps a schedule from firing, or lets it go on: from a slot, if that is later than where it stands, or never. Answers
 -- what is kept, or nothing.

@@ -1,4 +1,4 @@
--- uses: core chores holding seating grouping moving starting ending families scheduling
+-- uses: core waits chores holding seating grouping moving starting ending families scheduling
 -- flags: allow-oom
 -- Keeps a schedule; with the same timing it stays where it stands. What code declares leaves alone what was added at run
 -- time. Answers what is kept.

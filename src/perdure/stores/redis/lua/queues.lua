@@ -1,4 +1,4 @@
--- uses: core reading
+-- uses: core waits reading
 -- flags: no-writes
 -- What is live in each lane, by kind, and what is left of limits and rates. Looks at the lanes, at the ready sets, and in
 -- these at the first run of each priority.

@@ -63,18 +63,23 @@ local function map(packed)
     return found and next(found) and found or nil
 end
 
+-- What a parked run waits for, as JSON; false for others.
+local function shown_waits(run)
+    local s = run.s
+    if s.state ~= 'waiting' then
+        return false
+    end
+    if s.on and s.on[1] == 'schedule' then
+        local waits = cjson.decode(s.waits)
+        waits[1].target = call('ZRANGE', P .. 'made:' .. s.on[2], 0, 0)[1]
+        return cjson.encode(waits)
+    end
+    return waits_of(run) or false
+end
+
 local function show(run)
     local s, fact = run.s, run.fact
     local input, outcome, status, labels = unpack(call('HMGET', P .. 'run:' .. run.id, 'i', 'o', 'st', 'l'))
-    local waits
-    if s.state == 'waiting' then
-        waits = s.waits
-        for _, wait in ipairs(waits or {}) do
-            if wait.what == 'schedule' then
-                wait.target = call('ZRANGE', P .. 'made:' .. wait.target, 0, 0)[1]
-            end
-        end
-    end
     local worker = s.worker and worker_of(s.worker)
     return {
         id = run.id, workflow = fact.workflow, queue = fact.queue, priority = fact.priority, state = s.state,
@@ -82,7 +87,7 @@ local function show(run)
         created_at = s.made, started_at = s.begun, finished_at = s.done, wake_at = s.wake, deadline = s.due,
         parent = fact.parent, worker = worker and worker.name or nil, cancelling = s.why,
         lease_until = worker and tonumber(call('ZSCORE', K.lease, s.worker) or nil) or nil,
-        body = s.state ~= 'running' and s.state ~= 'waiting' and outcome or nil, waits = waits, position = s.seq,
+        body = s.state ~= 'running' and s.state ~= 'waiting' and outcome or nil, position = s.seq,
         version = fact.version, group = fact.group, session = fact.session, unique = fact.unique, batch = fact.batch,
         labels = map(labels), status = status or nil, cause = s.cause,
     }
@@ -195,9 +200,9 @@ local function why(list)
 end
 
 local function show_all(list)
-    local shown = {}
+    local shown, waits = {}, {}
     for i, run in ipairs(list) do
-        shown[i] = show(run)
+        shown[i], waits[i] = show(run), shown_waits(run)
     end
-    return { runs = shown, why = why(list) }
+    return { runs = shown, waits = waits, why = why(list) }
 end

@@ -1,4 +1,4 @@
--- uses: core chores holding seating grouping moving starting ending working
+-- uses: core waits chores holding seating grouping moving starting ending working
 -- flags: allow-oom
 -- Ends an incarnation in good order. Answers what is left to be done.
 

@@ -1,4 +1,4 @@
--- uses: core chores holding seating grouping moving starting ending families scheduling
+-- uses: core waits chores holding seating grouping moving starting ending families scheduling
 -- flags: no-writes
 -- All schedules.
 

@@ -89,40 +89,7 @@ function save_all(saves)
     return existing
 end
 
--- SETTLES: run, token, what becomes of it, the body, the cause of a failure, the delay, what it waits for.
-
--- Whether a wait of a parked run is true already.
-local function is_true(run, wait)
-    if wait.at and wait.at <= now then
-        return true
-    elseif wait.away then
-        return wait.over or (run.s.heard and run.s.heard[wait.target]) or false
-    elseif wait.what == 'signal' then
-        return first_signal(run, wait.target) ~= nil
-    elseif wait.what == 'run' then
-        local other = find(wait.target)
-        return not other or FINAL[other.s.state] or false
-    end
-    return false
-end
-
-local function park(run, waits)
-    local s = run.s
-    local first
-    for _, wait in ipairs(waits) do
-        if wait.at then
-            first = first and math.min(first, wait.at) or wait.at
-        end
-        local other = wait.what == 'run' and not wait.away and find(wait.target)
-        if other and not FINAL[other.s.state] then
-            call('SADD', P .. 'parked:' .. other.id, run.id)
-            change(other).awaited = true
-        end
-    end
-    s.waits = waits
-    keep_outcome(run, false)
-    move(run, 'waiting', first)
-end
+-- SETTLES: run, token, what becomes of it, the body, the cause of a failure, the delay, what it waits for (see parking.lua).
 
 local function continue(run, input)
     local s = run.s
@@ -133,7 +100,8 @@ local function continue(run, input)
         keep(run, 'i', input)
         s.size = #input
     end
-    s.waits, s.attempt, s.crashes = nil, nil, nil
+    s.attempt, s.crashes = nil, nil
+    wait_for(run)
     keep_outcome(run, false)
     move(run, 'queued')
 end
@@ -177,10 +145,10 @@ function settle_all(settles)
         elseif s.why then
             move(run, 'queued')
         elseif to == 'park' then
-            park(run, settles[at + 7] or {})
+            park(run, settles[at + 7] or NOTHING)
             parked[#parked + 1] = run
         elseif to == 'retry' then
-            s.waits = nil
+            wait_for(run)
             drop_errors(run)
             give_back(run)
             s.attempt = (s.attempt or 1) + 1
@@ -199,11 +167,7 @@ function settle_all(settles)
         end
     end
     for _, run in ipairs(parked) do
-        for _, wait in ipairs(run.s.waits) do
-            if run.s.state == 'waiting' and is_true(run, wait) then
-                wake(run)
-            end
-        end
+        begin_to_wait(run)
     end
     for i = 1, n do
         settled[i].s.heard = nil

@@ -49,19 +49,22 @@ local function more_of(run, labels)
     if s.signals then
         shown.signals = waiting_signals(run, 0, args.page + 1)
     end
-    for _, wait in ipairs(s.waits or NOTHING) do
-        if wait.away then
-            shown.away = shown.away or {}
-            table.insert(shown.away, { wait.key, wait.target })
-        elseif wait.what == 'run' then
-            local other = find(wait.target)
-            if not other then
-                shown.missing = shown.missing or {}
-                table.insert(shown.missing, wait.key)
-            elseif FINAL[other.s.state] then
-                shown.ended = shown.ended or {}
-                table.insert(shown.ended, ended_of(other))
-            end
+    if s.much then
+        shown.waits = waits_of(run) -- So many that whoever claims it has to look at them.
+        return shown
+    end
+    local conditions = s.on or NOTHING
+    for at = 1, #conditions, 2 do
+        local kind, target = conditions[at], conditions[at + 1]
+        local other = kind == 'run' and find(target)
+        if kind == 'away' or other == nil then
+            local which = kind == 'away' and 'away' or 'missing'
+            shown[which] = shown[which] or {}
+            table.insert(shown[which], target)
+            shown.waits = s.waits
+        elseif other and FINAL[other.s.state] then
+            shown.ended = shown.ended or {}
+            table.insert(shown.ended, ended_of(other))
         end
     end
     return shown
@@ -78,7 +81,7 @@ function show(run)
         input, labels = fields.i or input, fields.l or labels
     end
     local claim = { run.id, run.number, kind_of(run.fact), input, s.made, s.attempt or 1 }
-    if labels or s.crashes or s.cut or s.due or s.why or s.positions or s.signals or s.waits then
+    if labels or s.crashes or s.cut or s.due or s.why or s.positions or s.signals or s.waits or s.much then
         local more = more_of(run, labels)
         claim[7] = next(more) and more -- An empty map would become a list.
     end

@@ -1,4 +1,4 @@
--- uses: core chores holding seating grouping moving starting keeping ending
+-- uses: core waits chores holding seating grouping moving starting keeping ending
 -- flags: allow-oom
 -- Keeps a signal for its run, and wakes the run if it is parked for that name. One that was kept before changes nothing.
 
@@ -21,8 +21,9 @@ put_signal(run.id, s.signals, signal)
 set_waiting(run.id, s.signals, signal, true)
 local woken = s.state == 'running'
 if s.state == 'waiting' then
-    for _, wait in ipairs(s.waits or {}) do
-        if not woken and wait.what == 'signal' and wait.target == args.name then
+    local conditions = conditions_of(run)
+    for at = 1, #conditions, 2 do
+        if not woken and conditions[at] == 'signal' and conditions[at + 1] == args.name then
             woken = wake(run)
         end
     end

@@ -72,7 +72,7 @@ local function let_part_in(id, batch)
             local due = s.opens > now and s.opens or nil
             change(run).opens, s.item = nil, nil
             if s.state == 'waiting' then
-                s.waits = nil
+                put_waits(run)
                 move(run, due and 'scheduled' or 'queued', due)
             end
         end

@@ -176,7 +176,7 @@ local function make(start, wait)
     local due, deadline = begins(start)
     set_deadline(run, deadline)
     if wait then
-        s.waits = { wait }
+        put_waits(run, cjson.encode({ wait }), { wait.what, wait.target })
         move(run, 'waiting')
     else
         move(run, due and 'scheduled' or 'queued', due)
