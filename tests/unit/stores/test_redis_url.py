@@ -67,7 +67,8 @@ def test_durability_and_limits() -> None:
     [
         ("redis://u:secret@db?namespce=x", "unknown option 'namespce'; did you mean 'namespace'?"),
         ("redis://u:secret@db?namespace=a&namespace=b", "'namespace' twice"),
-        ("redis://u:secret@db?namespace={a}", "without braces"),
+        ("redis://u:secret@db?namespace={a}", "without any of { }"),
+        *((f"redis://u:secret@db?namespace=sh{each}p", "a text without any of") for each in ("*", "?", "[o]", "%5C")),
         ("redis://u:secret@db?namespace=", "namespace can't be ''"),
         ("redis://u:secret@db?namespace=" + "x" * 201, "at most 200"),
         ("redis://u:secret@db/shop", "the database 'shop'; it is a number"),

@@ -22,6 +22,9 @@ OPTIONS = ("namespace", "durability", *_DURABLE, "partitions", "connect_timeout"
 _PORT, _SENTINEL_PORT = 6379, 26379
 _LONGEST = 3_600_000
 _LONGEST_NAMESPACE = 200
+_SPECIAL = frozenset("{}*?[]\\")
+"""Braces end the hash tag of keys. The others make a pattern of a text: one by which somebody removes a namespace, or
+grants the rights on it, would fit other stores as well."""
 _MOST_PARTITIONS = 1024
 
 
@@ -237,8 +240,8 @@ def _partitions(name: str, kind: Kind, options: dict[str, str]) -> int:
 
 
 def _namespace(name: str, namespace: str) -> str:
-    if not namespace or not namespace.isprintable() or set(namespace) & set("{}"):
-        raise StoreUrlError(f"{name!r}: namespace can't be {namespace!r}; it is a text without braces")
+    if not namespace or not namespace.isprintable() or set(namespace) & _SPECIAL:
+        raise StoreUrlError(f"{name!r}: namespace can't be {namespace!r}; it is a text without any of {{ }} * ? [ ] \\")
     if len(namespace.encode()) > _LONGEST_NAMESPACE:
         raise StoreUrlError(f"{name!r}: namespace has {len(namespace)} characters; take at most {_LONGEST_NAMESPACE}")
     return namespace
