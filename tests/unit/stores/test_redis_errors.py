@@ -71,6 +71,11 @@ async def said(url: str, script: Script = ADD, *args: str | int) -> str:
         ("WRONGTYPE Operation against a key", StoreError, "something else writes under namespace 'shop'"),
         ("NOPROTO unsupported protocol version", StoreError, "too old"),
         ("ERR unknown command 'HELLO', with args", StoreError, "has no command HELLO: it is too old"),
+        (
+            "ERR user_function:812: attempt to index local 'run' (a nil value) script: perdure_exchange_1",
+            StoreError,
+            "did its server evict keys (maxmemory-policy)",
+        ),
         ("ERR something else", StoreError, "failed: ERR something else"),
         ("PERDURE nothing of this", StoreError, "failed: nothing of this"),
     ],

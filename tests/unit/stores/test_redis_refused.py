@@ -150,12 +150,16 @@ async def test_databases(server: RedisServer, cluster: Cluster) -> None:
         open_store(f"{cluster.url}/1")
 
 
-async def test_a_policy_that_evicts(server: RedisServer) -> None:
-    """It is no reason to refuse: it is named by `perdure doctor`."""
+async def test_a_policy_that_evicts(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """It is no reason to refuse: it is named when the store is opened, and by `perdure doctor`."""
     server.run("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-    server.run("CONFIG", "SET", "maxmemory", "100mb")
     store = open_store(server.url)
     await store.open()
+    await store.close()
+    assert not caplog.records  # Without a limit none go.
+    server.run("CONFIG", "SET", "maxmemory", "100mb")
+    await store.open()
+    assert "on a server with maxmemory-policy allkeys-lru: when its memory is full it throws away keys" in caplog.text
     [finding] = [each for each in await store.check() if "maxmemory-policy" in each.what]
     await store.close()
     assert (

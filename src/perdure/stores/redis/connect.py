@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -20,11 +22,15 @@ from perdure.stores.redis.scripts import Script, every, ready
 from perdure.stores.redis.url import Address, Durability, Kind, Location
 from perdure.stores.redis.wire import FAREWELL, Argument, Connection, dial, pack, version_of
 
+logger = logging.getLogger("perdure.store")
+
 _PATIENCE = 5.0
 """Seconds for which a call is repeated that a cluster did not take, since it is moving keys."""
 _MOST_TURNS = 8
 """How often a call is made anew when the server did not know the script, or does not have the partition any more."""
 _WAITAOF_SINCE = (7, 2)
+_EVICTS = re.compile(rb"\nmaxmemory_policy:(allkeys-\w+)")
+"""Policies under which keys go that have no time to live, such as ours."""
 _A_WRITE = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], 1, 'PX', 1000)"
 """Also done by a server that is full."""
 
@@ -55,11 +61,15 @@ class Redis:
         what can't be reached or can't answer.
         """
         self._closed = False
+        seen: set[Address] = set()
         for partition in range(len(self.prefixes)):
-            link, _ = await self._connected(partition, durable=False)
+            link, address = await self._connected(partition, durable=False)
             if self.location.durability is Durability.FSYNC:
                 await self._check_fsync(link, partition)
             await self._make_ready(link, partition)
+            if address not in seen:
+                seen.add(address)
+                await self._warn_of_eviction(link)
 
     async def call(self, script: Script, *args: Argument, partition: int = 0, durable: bool = False) -> Any:
         """Runs a function (or script) with the prefix of a partition as its one key, and returns its reply: `bytes`,
@@ -222,6 +232,24 @@ class Redis:
             raise translate(error, self.location) from error
         if isinstance(reply, hiredis.ReplyError) and "already exists" not in str(reply):  # Somebody else was quicker.
             raise translate(reply, self.location)
+
+    async def _warn_of_eviction(self, link: Link) -> None:
+        """Says so of a server that throws away keys, if this user may look: who learns it from what is missing looks
+        for the cause elsewhere."""
+        try:
+            reply = await link.send(pack("INFO", "memory"))
+        except DRIVER_ERRORS as error:
+            raise translate(error, self.location) from error
+        if isinstance(reply, hiredis.ReplyError):
+            return
+        evicts = _EVICTS.search(reply)
+        if evicts is not None and b"\nmaxmemory:0\r" not in reply:
+            logger.warning(
+                "the store %s is on a server with maxmemory-policy %s: when its memory is full it throws away keys, and"
+                " with them runs; set noeviction, and keep caches on another server",
+                self.location.name,
+                evicts[1].decode(),
+            )
 
     def _failed(self, error: hiredis.ReplyError, link: Link, address: Address) -> Exception:
         if is_broken(error):

@@ -68,6 +68,8 @@ _SAID_FOR_NOW = {
 _BROKEN = {"READONLY", "MASTERDOWN", "NOAUTH", "WRONGPASS", "UNBLOCKED"}
 """After these a connection is of no use: the next one may lead to another server."""
 
+_BROKEN_LUA = re.compile(r"attempt to (index|perform|compare|concatenate|call)|bad argument #\d+ to")
+"""What Lua says of a value that is not there, or of another kind: scripts find what they have kept, whole."""
 _COMMAND = re.compile(r"'([^']+)' command")
 _UNKNOWN = re.compile(r"unknown (?:sub)?command[ `']+([A-Za-z|]+)")
 
@@ -142,6 +144,11 @@ def _from_server(error: hiredis.ReplyError, location: Location, where: str) -> E
         return StoreError(f"{where} has no such database: correct its number in the URL ({said})")
     if "appendonly is disabled" in said:
         return StoreError(f"{where} has no append-only file: durability=fsync needs its setting appendonly ({said})")
+    if _BROKEN_LUA.search(said):
+        return StoreError(
+            f"{where} lacks something of what belongs together: did its server evict keys (maxmemory-policy), or did"
+            f" somebody else remove or change some of namespace {location.namespace!r}? ({said})"
+        )
     unknown = _UNKNOWN.search(said)
     if unknown is not None:
         return StoreError(f"{where} has no command {unknown[1]}: it is too old, or the command is disabled ({said})")
