@@ -1,13 +1,13 @@
 -- uses: core
 -- flags: no-writes
--- Those of some runs that have ended, with their outcomes.
+-- Those of some runs that have ended, with their outcomes. Their states are looked at without reading the whole of them.
 
 local ended = {}
 for _, id in ipairs(args) do
-    local run = find(id)
-    if run and FINAL[run.s.state] then
-        local outcome = call('HGET', P .. 'run:' .. id, 'o')
-        ended[#ended + 1] = { id = id, state = run.s.state, body = outcome or nil }
+    local found = call('HMGET', P .. 'run:' .. id, 's', 'o')
+    local state = found[1] and STATES[string.byte(found[1])]
+    if state and FINAL[state] then
+        ended[#ended + 1] = { id = id, state = state, body = found[2] or nil }
     end
 end
 return pack(ended)

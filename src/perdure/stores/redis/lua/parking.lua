@@ -5,12 +5,15 @@
 local park, begin_to_wait
 
 do
+local FEW = 4 -- So many are looked at at once, however much a script has done: a worker parks up to 64 runs in it.
+
 -- Goes through what a run waits for, from a condition on, as far as this script may; returns where it is then, unless that
 -- was all or the run was woken.
 local function look_at_conditions(run, at)
     local conditions = conditions_of(run)
+    local few = #conditions <= 2 * FEW
     while conditions[at] do
-        if steps <= 0 then
+        if steps <= 0 and not few then
             return at
         end
         local kind, target = conditions[at], conditions[at + 1]
@@ -22,6 +25,7 @@ local function look_at_conditions(run, at)
                 call('SADD', P .. 'parked:' .. target, run.id)
                 if not other.s.awaited then
                     change(other).awaited = true
+                    steps = steps - 1 -- As much again.
                 end
             end
             steps = steps - 1
