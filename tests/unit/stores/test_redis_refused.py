@@ -85,14 +85,18 @@ async def test_a_user_that_lacks_commands(server: RedisServer) -> None:
     assert "it lacks the command function|load; ACL SETUSER ann +function|load (" in await refused(url)
     server.run("ACL", "SETUSER", "ann", "+function|load")
     said = await refused(url)
-    assert "it lacks the commands hset, publish, time, zadd; ACL SETUSER ann +hset +publish +time +zadd" in said
-    server.run("ACL", "SETUSER", "ann", "+hset", "+time", "+zadd", "+publish")
+    assert "it lacks the commands hset, ping, publish, subscribe, time, unsubscribe, zadd; ACL SETUSER" in said
+    assert said.endswith("+zadd '&{perdure}*'")
+    server.run("ACL", "SETUSER", "ann", "+hset", "+ping", "+time", "+zadd", "+publish", "+unsubscribe")
+    assert "it lacks the commands subscribe; ACL SETUSER ann +subscribe" in await refused(url)
+    server.run("ACL", "SETUSER", "ann", "+subscribe")
     store = open_store(url)
     await store.open()
     await store.enqueue([Start("r", "leaf", "default", "{}")])
     await store.close()
     server.run("ACL", "SETUSER", "ann", "resetchannels")
-    assert "it lacks the commands publish; ACL SETUSER ann +publish '&{perdure}*'" in await refused(url)
+    said = await refused(url)
+    assert "it lacks the commands publish, subscribe; ACL SETUSER ann +publish +subscribe '&{perdure}*'" in said
     server.run("ACL", "SETUSER", "ann", "allchannels", "resetkeys", "~other*")
     assert "it lacks keys; ACL SETUSER ann '~{perdure}*' (" in await refused(url)
 

@@ -18,7 +18,7 @@ from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores.redis.durability import Rounds
 from perdure.stores.redis.errors import DRIVER_ERRORS, code, is_broken, is_unknown, lacking_rights, translate
 from perdure.stores.redis.route import Route
-from perdure.stores.redis.scripts import Script, every, ready
+from perdure.stores.redis.scripts import Script, besides, every, ready
 from perdure.stores.redis.url import Address, Durability, Kind, Location
 from perdure.stores.redis.wire import FAREWELL, Argument, Connection, dial, pack, version_of
 
@@ -220,9 +220,9 @@ class Redis:
         if isinstance(reply, hiredis.ReplyError) and is_unknown(reply):
             for each in every():  # Others get their turns in between.
                 await self._load(each, link)
-        lacks = [name.decode() for name in await self.call(ready(), partition=partition)]
+        lacks = await self.call(ready(), *besides(self.location), partition=partition)
         if lacks:
-            raise lacking_rights(lacks, self.location)
+            raise lacking_rights(sorted({name.decode() for name in lacks}), self.location)
 
     async def _load(self, script: Script, link: Link) -> None:
         """Has the server know a script; one loaded in this way it does not forget by itself."""

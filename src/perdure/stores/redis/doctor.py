@@ -17,8 +17,8 @@ from perdure.stores.base import Finding, Severity
 from perdure.stores.redis.errors import DRIVER_ERRORS, code, missing_right, translate
 from perdure.stores.redis.listen import hears
 from perdure.stores.redis.route import Route
-from perdure.stores.redis.scripts import commands, lacking
-from perdure.stores.redis.url import Address, Durability, Kind, Location
+from perdure.stores.redis.scripts import besides, commands, lacking
+from perdure.stores.redis.url import Address, Kind, Location
 from perdure.stores.redis.wire import Argument, Connection, dial
 
 Info: TypeAlias = Mapping[str, str]
@@ -30,14 +30,6 @@ _FAR = 0.010
 """Seconds of a round trip from which on each wake of a worker takes long."""
 _BEHIND, _LATE = 16 << 20, 10
 """Bytes and seconds that a replica may lag."""
-
-_BESIDES = ("fcall", "function|load", "ping")
-_LISTENS = {Kind.CLUSTER: ("cluster|slots", "ssubscribe", "sunsubscribe", "spublish")}
-_WAITS = {
-    Durability.DEFAULT: (),
-    Durability.REPLICATED: ("wait", "eval", "set"),
-    Durability.FSYNC: ("waitaof", "eval", "set"),
-}
 
 
 async def examine(location: Location) -> list[Finding]:
@@ -129,8 +121,7 @@ class _Server:
 
     async def _rights(self) -> list[Finding]:
         """By what a script may see of them: nothing is run."""
-        listens = _LISTENS.get(self._location.kind, ("subscribe", "unsubscribe", "publish"))
-        needed = {*commands(), *_BESIDES, *listens, *_WAITS[self._location.durability]}
+        needed = {*commands(), *besides(self._location)}
         found = await self._ask("EVAL", lacking(), 1, self._prefix, *sorted(needed))
         if found is None:
             return []

@@ -68,6 +68,7 @@ _SAID_FOR_NOW = {
 _BROKEN = {"READONLY", "MASTERDOWN", "NOAUTH", "WRONGPASS", "UNBLOCKED"}
 """After these a connection is of no use: the next one may lead to another server."""
 
+_ON_CHANNELS = frozenset({"publish", "spublish", "subscribe", "ssubscribe"})
 _BROKEN_LUA = re.compile(r"attempt to (index|perform|compare|concatenate|call)|bad argument #\d+ to")
 """What Lua says of a value that is not there, or of another kind: scripts find what they have kept, whole."""
 _COMMAND = re.compile(r"'([^']+)' command")
@@ -158,7 +159,7 @@ def _from_server(error: hiredis.ReplyError, location: Location, where: str) -> E
 def lacking_rights(commands: Sequence[str], location: Location) -> StoreError:
     """The error for commands that a user may not run, in whatever script."""
     advice = f"ACL SETUSER {location.user or 'default'} +{' +'.join(commands)}"
-    if "publish" in commands or "spublish" in commands:  # Or it may, but not on our channels.
+    if _ON_CHANNELS & {*commands}:  # Or it may, but not on our channels.
         advice += f" '&{_begin(location)}'"
     return StoreError(
         f"the store {location.name} does not permit to this user what is needed: it lacks the commands"

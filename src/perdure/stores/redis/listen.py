@@ -161,9 +161,12 @@ class _Ear:
             try:
                 await self._listen()
                 failures = 0
-            except (StoreError, *DRIVER_ERRORS) as error:
+            except StoreError as error:
                 failures += 1
                 self._say_lost(error)
+            except DRIVER_ERRORS as error:
+                failures += 1
+                self._say_lost(translate(error, self._location))
             finally:
                 self._abort(None)
                 self._tried.set()
@@ -227,7 +230,7 @@ class _Ear:
     def _say_lost(self, why: object) -> None:
         if not self._silent:
             self._silent = True
-            logger.warning("no wake-ups from %s (%s); trying again until they are back", self._location.name, why)
+            logger.warning("no wake-ups from %s (%s); trying until they are back", self._location.name, why)
 
     def _pushed(self, message: Sequence[Any]) -> None:
         """What a server sends: the kind of it, the channel, and the payload or a number."""

@@ -21,6 +21,7 @@ from perdure.model import (
     deadline_exceeded,
     poisoned,
 )
+from perdure.stores.redis.url import Durability, Kind, Location
 
 _CALL = re.compile(r"\b(?:call|later)\(\s*'([A-Z]+)'(?:, '([A-Z]+)')?")
 _CRASHES = 987654321
@@ -83,6 +84,17 @@ def commands() -> tuple[str, ...]:
     return tuple(sorted(map(str.lower, called)))
 
 
+def besides(location: Location) -> tuple[str, ...]:
+    """The commands that a user of a store needs besides these."""
+    listens = ("cluster|slots", "ssubscribe", "sunsubscribe", "spublish")
+    waits = {Durability.DEFAULT: (), Durability.REPLICATED: ("wait", "eval"), Durability.FSYNC: ("waitaof", "eval")}
+    return (
+        *("fcall", "function|load", "ping"),
+        *(listens if location.kind is Kind.CLUSTER else ("subscribe", "unsubscribe", "publish")),
+        *waits[location.durability],
+    )
+
+
 @functools.cache
 def lacking() -> str:
     """The text of a script that answers which of the commands in its arguments the user may not run."""
@@ -92,12 +104,14 @@ def lacking() -> str:
 @functools.cache
 def ready() -> Script:
     """A function that is loaded behind all others: a server that knows it knows them all. It answers which of the
-    commands that they call the user may not run: one that is refused halfway leaves what it wrote."""
+    commands that they call the user may not run, and of those in its arguments: one that is refused halfway leaves what
+    it wrote."""
     body = f"{_read('lacking')}local commands = {{ {', '.join(map(repr, commands()))} }}\n"
     known = f"perdure_ready_{_sha1(body + ' '.join(each.call[1] for each in every()))[:16]}"
     register = (
         f"redis.register_function{{ function_name = '{known}', flags = {{ 'allow-oom' }},\n"
-        "callback = function(keys)\nreturn lacking(commands, keys[1] .. ':x')\nend }\n"
+        "callback = function(keys, argv)\nlocal found = lacking(commands, keys[1] .. ':x')\n"
+        "for _, each in ipairs(lacking(argv, keys[1] .. ':x')) do\nfound[#found + 1] = each\nend\nreturn found\nend }\n"
     )
     return Script("ready", f"#!lua name={known}\n{body}{register}", ("FCALL", known), ("FUNCTION", "LOAD"))
 
