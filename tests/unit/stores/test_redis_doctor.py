@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.errors import StoreUnavailable
+from perdure.model import Start
+from perdure.stores import open_store
 from perdure.stores.base import Finding, Severity
 from perdure.stores.redis import doctor
 from perdure.stores.redis.doctor import clocks, distance, examine
@@ -82,6 +84,25 @@ async def test_replicas(server: RedisServer, monkeypatch: pytest.MonkeyPatch) ->
         assert finding.severity is Severity.PROBLEM
         monkeypatch.setattr(doctor, "_LATE", 0)
         assert (await found(server.url, "a failover to it loses")).severity is Severity.WARNING
+
+
+async def test_replicas_that_have_no_file() -> None:
+    with own_server(kind="valkey", durable=True) as server, servers.replica(server) as follower:
+        url = f"{server.url}?durability=fsync&replicas=1"
+        follower.wait_until_following()
+        async with asyncio.timeout(PATIENCE):
+            while b"state=online" not in server.run("INFO", "replication"):
+                await asyncio.sleep(0.01)
+        follower.run("CONFIG", "SET", "appendonly", "no")
+        finding = await found(url, "asks for 1 replicas that have each write on their disk, and 0 of 1 have")
+        assert finding.severity is Severity.PROBLEM
+        store = open_store(f"{url}&wait_timeout=50")
+        await store.open()
+        with pytest.raises(StoreUnavailable, match="on the disks of 0 of the 1 replicas that the URL asks for"):
+            await store.enqueue([Start("r", "leaf", "default", "{}")])
+        await store.close()
+        follower.run("CONFIG", "SET", "appendonly", "yes")
+        assert not [each for each in await examine(parse_url(url)) if "on their disk" in each.what]
 
 
 async def test_what_a_user_may_not_do_is_no_crash(server: RedisServer) -> None:

@@ -18,7 +18,7 @@ from perdure.stores.redis.errors import DRIVER_ERRORS, code, missing_right, tran
 from perdure.stores.redis.listen import hears
 from perdure.stores.redis.route import Route
 from perdure.stores.redis.scripts import besides, commands, lacking
-from perdure.stores.redis.url import Address, Kind, Location
+from perdure.stores.redis.url import Address, Durability, Kind, Location
 from perdure.stores.redis.wire import Argument, Connection, dial
 
 Info: TypeAlias = Mapping[str, str]
@@ -80,6 +80,7 @@ class _Server:
                 *_memory(info),
                 *_persistence(info, await self._settings()),
                 *_replicas(info, self._location),
+                *await self._files_of_replicas(info),
                 *_clients(info),
             ]
         return [*findings, *self._denied]
@@ -118,6 +119,39 @@ class _Server:
                 return []
             times.append(time.perf_counter() - start)
         return [distance(statistics.median(times))]
+
+    async def _files_of_replicas(self, info: Info) -> list[Finding]:
+        """With `durability=fsync`, whether enough replicas write to a disk: the others never confirm."""
+        location = self._location
+        if location.durability is not Durability.FSYNC or not location.replicas:
+            return []
+        found, files = _followers(info), 0
+        for each in found:
+            try:
+                connection = await dial(location, (each["ip"], int(each["port"])), any_role=True)
+                try:
+                    theirs = _fields(await connection.run("INFO", "persistence"))
+                finally:
+                    connection.abort()
+            except (StoreError, *DRIVER_ERRORS) as error:
+                return [
+                    Finding(
+                        Severity.WARNING,
+                        f"whether replica {each['ip']}:{each['port']} has an append-only file is not known: {error}",
+                        "look at it yourself: durability=fsync waits for those of replicas too",
+                    )
+                ]
+            files += theirs["aof_enabled"] != "0"
+        if files >= min(location.replicas, len(found)):
+            return []
+        return [
+            Finding(
+                Severity.PROBLEM,
+                f"the URL asks for {location.replicas} replicas that have each write on their disk, and {files} of"
+                f" {len(found)} have an append-only file: no write is confirmed",
+                "CONFIG SET appendonly yes on the replicas, and in their configuration",
+            )
+        ]
 
     async def _rights(self) -> list[Finding]:
         """By what a script may see of them: nothing is run."""
@@ -231,12 +265,16 @@ def _append_only(info: Info, settings: Info) -> Iterator[Finding]:
             yield Finding(Severity.OK, "an append-only file")
 
 
-def _replicas(info: Info, location: Location) -> Iterator[Finding]:
-    replicas = [
+def _followers(info: Info) -> list[dict[str, str]]:
+    return [
         dict(part.split("=", 1) for part in value.split(","))
         for key, value in info.items()
         if re.fullmatch(r"slave\d+", key)
     ]
+
+
+def _replicas(info: Info, location: Location) -> Iterator[Finding]:
+    replicas = _followers(info)
     head = int(info["master_repl_offset"])
     good = 0
     for each in replicas:

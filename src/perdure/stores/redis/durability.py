@@ -97,8 +97,10 @@ class Rounds:
         if here < 1:
             return StoreUnavailable(f"the store {location.name} did not have a write on its disk {within}")
         if there < location.replicas:
+            on_disk = location.durability is Durability.FSYNC
             return StoreUnavailable(
-                f"the store {location.name} had a write on {there} of the {location.replicas} replicas that the URL"
-                f" asks for {within}"
+                f"the store {location.name} had a write on {'the disks of ' if on_disk else ''}{there} of the"
+                f" {location.replicas} replicas that the URL asks for {within}"
+                f"{': they need an append-only file as well; `perdure doctor` looks at them' if on_disk else ''}"
             )
         return None
