@@ -192,5 +192,16 @@ async def test_tls(tls: RedisServer, tmp_path: Path) -> None:
         await call("")
     with pytest.raises(StoreError, match="ca is '/no/such', and there is no such file"):
         await call("?ca=/no/such")
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="if that port is for TLS, write rediss:// instead of redis://"):
         await Redis(Location("plain", (("localhost", port),), connect_timeout=1)).call(ADD, 1)
+    with pytest.raises(StoreUnavailable, match="if that port is one without TLS, write redis:// instead of rediss://"):
+        await Redis(parse_url(f"rediss://localhost:{tls.port}?connect_timeout=1")).call(ADD, 1)
+    with pytest.raises(StoreError, match="a certificate of another name than the URL has: correct the host"):
+        await Redis(parse_url(f"rediss://127.0.0.1:{port}?ca={tmp_path}/cert")).call(ADD, 1)
+    with pytest.raises(StoreError, match=r"ca is '.*key', and that file has no certificates in it"):
+        await call(f"?ca={tmp_path}/key")
+    with pytest.raises(StoreError, match=r"key is '.*cert', and those are no certificate and its private key"):
+        await call(f"?ca={tmp_path}/cert&cert={tmp_path}/cert")
+    tls.run("CONFIG", "SET", "tls-auth-clients", "yes")
+    with pytest.raises(StoreError, match="wants a certificate of its clients"):
+        await call(f"?ca={tmp_path}/cert")

@@ -68,6 +68,8 @@ _SAID_FOR_NOW = {
 _BROKEN = {"READONLY", "MASTERDOWN", "NOAUTH", "WRONGPASS", "UNBLOCKED"}
 """After these a connection is of no use: the next one may lead to another server."""
 
+_OTHER_NAME = (62, 64)
+"""What OpenSSL says of a certificate whose name, or address, is another one."""
 _ON_CHANNELS = frozenset({"publish", "spublish", "subscribe", "ssubscribe"})
 _BROKEN_LUA = re.compile(r"attempt to (index|perform|compare|concatenate|call)|bad argument #\d+ to")
 """What Lua says of a value that is not there, or of another kind: scripts find what they have kept, whole."""
@@ -77,6 +79,28 @@ _UNKNOWN = re.compile(r"unknown (?:sub)?command[ `']+([A-Za-z|]+)")
 
 class Lost(ConnectionError):
     """A connection that ended: what it was asked may or may not have been done."""
+
+
+class Unheard(ConnectionError):
+    """A connection on which the server said nothing, as happens where one of the two sides speaks TLS."""
+
+    def __init__(self, error: TimeoutError | Lost, *, with_tls: bool) -> None:
+        super().__init__(str(error))
+        self._late = isinstance(error, TimeoutError)
+        self._with_tls = with_tls
+
+    def told(self) -> str:
+        """What happened, and what may be wrong."""
+        what = "did not answer in time" if self._late else f"broke the connection off ({self})"
+        match self._late, self._with_tls:
+            case True, True:
+                return f"{what}; if that port is one without TLS, write redis:// instead of rediss://"
+            case False, True:
+                return f"{what}; if it wants a certificate of its clients, give cert=… and key=…"
+            case False, False:
+                return f"{what}; if that port is for TLS, write rediss:// instead of redis://"
+            case _:
+                return what
 
 
 def code(error: hiredis.ReplyError) -> str:
@@ -111,12 +135,21 @@ def _translate(error: BaseException, location: Location, where: str) -> Exceptio
     if isinstance(error, hiredis.HiredisError):
         return StoreError(f"{where} answers in a way that is not Redis's: look at host and port in the URL ({error})")
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OTHER_NAME:
+            return StoreError(
+                f"{where} shows a certificate of another name than the URL has: correct the host, or give verify=no"
+                f" ({error})"
+            )
         return StoreError(f"{where} shows a certificate that is not trusted: give ca=…, or verify=no ({error})")
+    if "CERTIFICATE_REQUIRED" in str(error):  # Which may come after the handshake, as the end of the connection.
+        return StoreError(f"{where} wants a certificate of its clients: give cert=… and key=… ({error})")
     if isinstance(error, FileNotFoundError | PermissionError | ssl.SSLError) and location.tls is not None:
         for option in ("ca", "cert", "key"):
             file = getattr(location.tls, option)
             if file is not None and not os.access(file, os.R_OK):
                 return StoreError(f"{where} can't be used: {option} is {file!r}, and there is no such file to be read")
+    if isinstance(error, Unheard):
+        return StoreUnavailable(f"{where} {error.told()}")
     if isinstance(error, TimeoutError):
         return StoreUnavailable(f"{where} did not answer in time")
     if isinstance(error, Lost):

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, cast
 import hiredis
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.stores.redis.errors import Lost
+from perdure.stores.redis.errors import Lost, Unheard
 from perdure.stores.redis.url import Address, Kind, Location, Tls
 
 Argument: TypeAlias = bytes | str | int
@@ -176,16 +176,19 @@ async def dial(
     that is too old or of another kind than the URL says, and `StoreUnavailable` for a replica.
     """
     limit = location.call_timeout / 1000 if timeout is None else timeout
-    async with asyncio.timeout(location.connect_timeout):
-        connection = await _connect(address, location.tls, limit, pushed)
-        try:
-            await _greet(connection, location.user, location.password)
-            check(location, connection.hello, any_role=any_role)
-            if location.db:
-                await connection.run("SELECT", location.db)
-        except BaseException:
-            connection.abort()
-            raise
+    try:
+        async with asyncio.timeout(location.connect_timeout):
+            connection = await _connect(address, location.tls, limit, pushed)
+            try:
+                await _greet(connection, location.user, location.password)
+                check(location, connection.hello, any_role=any_role)
+                if location.db:
+                    await connection.run("SELECT", location.db)
+            except BaseException:
+                connection.abort()
+                raise
+    except (TimeoutError, Lost) as error:
+        raise Unheard(error, with_tls=location.tls is not None) from error
     return connection
 
 
@@ -273,10 +276,20 @@ def version_of(hello: dict[bytes, Any]) -> tuple[int, int]:
 
 @functools.cache
 def encryption(tls: Tls) -> ssl.SSLContext:
-    """What a TLS connection is made with. Raises `OSError` for files that are not there or can't be read."""
-    context = ssl.create_default_context(cafile=tls.ca)
+    """What a TLS connection is made with. Raises `OSError` for files that are not there or can't be read, and
+    `StoreError` for those that are of another kind."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+    except ssl.SSLError as error:
+        raise StoreError(f"ca is {tls.ca!r}, and that file has no certificates in it (PEM) ({error})") from error
     if tls.cert is not None:
-        context.load_cert_chain(tls.cert, tls.key)
+        try:
+            context.load_cert_chain(tls.cert, tls.key)
+        except ssl.SSLError as error:
+            raise StoreError(
+                f"cert is {tls.cert!r} and key is {tls.key or tls.cert!r}, and those are no certificate and its private"
+                f" key (PEM) ({error})"
+            ) from error
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
