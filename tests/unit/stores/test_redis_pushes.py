@@ -127,6 +127,16 @@ async def test_what_limits_or_others_keep_is_not_pushed(client: Store, waiting: 
     assert [claim.id for claim in (await waiting.ada.exchange(slots=2)).claims] == ["a"]
 
 
+async def test_a_long_input_is_not_pushed(client: Store, waiting: Waiting) -> None:
+    await waiting.park(2)
+    for run_id, length, pushed in (("short", 60_000, "running"), ("long", 70_000, "queued")):
+        await client.enqueue([start(run_id, input=f'"{"x" * length}"')])
+        assert await state(client, run_id) == pushed
+    await waiting.wakes()
+    claims = [claim.id for _ in range(2) for claim in (await waiting.ada.exchange(slots=1)).claims]
+    assert claims == ["short", "long"]
+
+
 async def test_a_group_goes_one_after_the_other(client: Store, waiting: Waiting) -> None:
     await waiting.park(2)
     await client.enqueue([start("a", group="g"), start("b", group="g")])

@@ -12,6 +12,7 @@ local park_worker, push, unknown_pushes
 
 do
 local CANDIDATES = 3 -- How many parked workers are looked at.
+local LONGEST_PUSHED = 65536 -- Bytes of an input: a server cuts connections off for which messages pile up.
 
 local function push_channel(worker)
     return P .. 'push:' .. worker
@@ -34,10 +35,10 @@ local function shown_push(run, number, serial)
 end
 
 -- Gives a ready run to a worker that waits, if there is one; returns whether it did. Where there are limits, rates or
--- sessions to look at, or others that come first, it is left to the next exchange.
+-- sessions to look at, or others that come first, or a long input, it is left to the next exchange.
 function push(run)
     local fact = run.fact
-    if not run.ready or fact.session then
+    if not run.ready or fact.session or run.s.size > LONGEST_PUSHED then
         return false
     end
     local workers = call('HRANDFIELD', K.parked, CANDIDATES)
