@@ -113,6 +113,27 @@ async def test_the_rights_in_the_documentation_are_enough(server: RedisServer) -
     await store.close()
 
 
+async def test_the_rights_in_the_documentation_of_a_cluster_are_enough(cluster: Cluster) -> None:
+    page = PAGE.with_name("redis-cluster.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^ACL SETUSER (.+)$", page, re.MULTILINE)
+    assert len(lines) == 2
+    for node in cluster.servers:
+        for line in lines:
+            node.run("ACL", "SETUSER", *line.split())
+    url = f"{with_login(cluster.url, 'shop', 'secret')}?namespace=shop"
+    store = open_store(url)
+    await store.open()
+    for n in range(20):
+        await store.enqueue([Start(f"r{n}", "leaf", "default", "{}")])
+    await (await store.subscribe(Topic.WORK, lambda: None)).close()
+    await store.close()
+    for node in cluster.servers:
+        node.run("ACL", "SETUSER", "shop", "-cluster|slots")
+    assert "ACL SETUSER shop +cluster|slots" in await refused(
+        f"{with_login(cluster.url, 'shop', 'secret')}?namespace=shop"
+    )
+
+
 async def test_what_is_said_to_be_enough_is(server: RedisServer) -> None:
     """A user with what the errors name one after the other, and nothing more, can do everything that a worker does."""
     url = with_login(server.url, "ann", "pw")
