@@ -35,6 +35,7 @@ from perdure.stores.exchange import Claim, Existed, To
 from perdure.stores.redis import ClusterStore
 from perdure.stores.redis import limits as single
 from perdure.stores.redis.cluster import waits
+from perdure.stores.redis.route import slot
 from perdure.stores.redis.url import parse_url
 from servers.redis import cluster_url, redis_url, shared_cluster
 
@@ -301,6 +302,29 @@ async def test_children_live_with_their_parents(store: ClusterStore, ada: Worker
     assert all(claim.ended[0].body == "7" for claim in woken)
     assert await store.delete("p1", force=True) == 2
     assert await store.load("p1/c") is None
+
+
+async def test_ids_that_are_made_for_children_are_at_home_with_their_parents(
+    store: ClusterStore, ada: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no other partition has to be there for a child that lies with its parent."""
+    home = store._parts.home
+    for n in range(50):
+        parent = f"orders/{n}"
+        for child in ("/kid.0123abcd", "/kid#2.0123abcd/its kid.89abcdef", "/kid.batch.0123abcd/17"):
+            assert home(parent + child) == home(parent)
+    assert len({home(f"orders/{n}") for n in range(50)}) > 1
+    await store.enqueue([start("p")])
+    claim = await ada.claim_one()
+    by_hash = {(id := f"p/kid.{n:08x}"): slot(id.encode()) % len(store._parts.sessions) for n in range(100)}
+    child = next(id for id, where in by_hash.items() if where != partition(claim))
+    outage = Outage(store, by_hash[child], monkeypatch)
+    while not store._parts.reach.out():
+        await ada.exchange()
+    reply = await ada.exchange(saves=[save(claim, checkpoint("kid"), starts=start(child))])
+    assert (reply.unsaid, reply.existed) == ([], [])
+    assert (await record(store, child)).parent == "p"
+    await outage.end()
 
 
 async def test_a_child_that_exists_elsewhere_is_told_of(store: ClusterStore, ada: Worker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -14,6 +15,9 @@ from perdure.stores.redis.route import slot
 from perdure.stores.redis.session import Session
 
 T = TypeVar("T")
+
+_OF_CHILD = re.compile(r"(?:/[^/]+\.[0-9a-f]{8}(?:/\d+)?)+$")
+"""What an id that was made for a child, or for a batch and its runs, has behind that of its parent."""
 
 
 class Parts:
@@ -31,8 +35,9 @@ class Parts:
         return self.sessions[0]
 
     def home(self, name: str) -> int:
-        """The partition of a name: of what it has in braces, if it has that, as Redis Cluster does it with keys."""
-        return slot(name.encode()) % len(self.sessions)
+        """The partition of a name: of what it has in braces, if it has that, as Redis Cluster does it with keys. An id
+        that was made for a child goes by that of its parent, beside which it mostly lies."""
+        return slot(_OF_CHILD.sub("", name).encode()) % len(self.sessions)
 
     def target(self, start: Start, given: int | None = None, why: str = "parent") -> int:
         """The partition in which a start makes its run: where its parent is, or its batch (`given`), its group, its
