@@ -84,6 +84,8 @@ class Reply(Struct):
 Replies = msgspec.msgpack.Decoder(Reply)
 
 
+_MUCH, _PART = 4096, 100
+"""Bytes of waits that a script reads with each look at their run, and values of conditions that it reads at once."""
 WIDTH = 8
 """How many values stand for a save, and for a settle, in their lists; the last one is what a cluster has changed."""
 
@@ -221,7 +223,11 @@ def parked(waits: Sequence[Wait], kinds: Sequence[str] | None = None, *, is_true
         if kind != WaitFor.TIMER:
             conditions += (kind, wait.target)
     first = min((wait.at for wait in waits if wait.at is not None), default=False)
-    return as_text(msgspec.json.encode(waits)), first, is_true, conditions
+    shown = msgspec.json.encode(waits)
+    if len(shown) <= _MUCH and len(conditions) <= _PART:
+        return as_text(shown), first, is_true, conditions, False
+    parts = [as_text(encode(conditions[at : at + _PART])) for at in range(0, len(conditions), _PART)]
+    return as_text(shown), first, is_true, parts, True
 
 
 def _fire(fire: Fire) -> dict[str, Any]:

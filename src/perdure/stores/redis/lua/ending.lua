@@ -10,16 +10,17 @@ do
 local FEW_WAITS = 10 -- So many are taken out at once.
 local TAKEN_OUT = 5 -- How many are for each run that a script may take up.
 
--- What a run waits for from now on, if anything.
-function wait_for(run, waits, conditions)
+-- What a run waits for from now on, if anything (see waits.lua).
+function wait_for(run, waits, conditions, much)
     local before = conditions_of(run)
-    put_waits(run, waits, conditions)
+    put_waits(run, waits, conditions, much)
     if #before == 0 then
         return
     end
     local stays, out = {}, {}
-    for at = 2, conditions and #conditions or 0, 2 do
-        stays[conditions[at]] = true
+    local after = conditions_of(run)
+    for at = 2, #after, 2 do
+        stays[after[at]] = true
     end
     for at = 1, #before, 2 do
         if before[at] == 'run' and not stays[before[at + 1]] then

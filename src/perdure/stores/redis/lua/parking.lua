@@ -7,37 +7,42 @@ local park, begin_to_wait
 do
 local FEW = 4 -- So many are looked at at once, however much a script has done: a worker parks up to 64 runs in it.
 
--- Goes through what a run waits for, from a condition on, as far as this script may; returns where it is then, unless that
--- was all or the run was woken.
-local function look_at_conditions(run, at)
-    local conditions = conditions_of(run)
-    local few = #conditions <= 2 * FEW
-    while conditions[at] do
-        if steps <= 0 and not few then
+-- Whether a condition is true; where it is not, the run is put down for it.
+local function look_at_condition(run, kind, target)
+    if kind == 'run' then
+        local other = find(target)
+        if not other or FINAL[other.s.state] then
+            return true
+        end
+        call('SADD', P .. 'parked:' .. target, run.id)
+        if not other.s.awaited then
+            change(other).awaited = true
+            steps = steps - 1 -- As much again.
+        end
+    elseif kind ~= 'signal' then
+        return false
+    end
+    steps = steps - 1
+    return kind == 'signal' and first_signal(run, target) ~= nil
+end
+
+-- Goes through what a run waits for, from a part on, as far as this script may; returns where it is then, unless that was
+-- all or the run was woken.
+local function look_at_parts(run, at)
+    local parts = parts_of(run)
+    while parts[at] do
+        local part = parts[at]
+        if steps <= 0 and (run.s.much or #part > 2 * FEW) then
             return at
         end
-        local kind, target = conditions[at], conditions[at + 1]
-        local is_true = false
-        if kind == 'run' then
-            local other = find(target)
-            is_true = not other or FINAL[other.s.state]
-            if not is_true then
-                call('SADD', P .. 'parked:' .. target, run.id)
-                if not other.s.awaited then
-                    change(other).awaited = true
-                    steps = steps - 1 -- As much again.
-                end
+        local conditions = run.s.much and unpacked(part) or part
+        for i = 1, #conditions, 2 do
+            if look_at_condition(run, conditions[i], conditions[i + 1]) then
+                wake(run)
+                return nil
             end
-            steps = steps - 1
-        elseif kind == 'signal' then
-            is_true = first_signal(run, target) ~= nil
-            steps = steps - 1
         end
-        if is_true then
-            wake(run)
-            return nil
-        end
-        at = at + 2
+        at = at + 1
     end
     return nil
 end
@@ -45,14 +50,14 @@ end
 function chore_kinds.park(id, chore)
     local run = find(id)
     steps = steps + 1 -- Which the chore itself has taken.
-    chore.at = run and run.s.state == 'waiting' and look_at_conditions(run, chore.at) or nil
+    chore.at = run and run.s.state == 'waiting' and look_at_parts(run, chore.at) or nil
     return not chore.at
 end
 
 -- `waits` has what clients see (JSON), the first of its times, whether something is true by the word of another partition,
--- and conditions.
+-- its conditions, and whether all that is much.
 function park(run, waits)
-    wait_for(run, waits[1], waits[4])
+    wait_for(run, waits[1], waits[4], waits[5])
     keep_outcome(run, false)
     move(run, 'waiting', waits[2] or nil)
     run.is_true = waits[3]
@@ -76,7 +81,7 @@ function begin_to_wait(run)
         if run.is_true or (s.wake and s.wake <= now) or has_heard(run) then
             wake(run)
         else
-            local at = look_at_conditions(run, 1)
+            local at = look_at_parts(run, 1)
             if at then
                 begin_chore('park', run.id, { at = at })
             end

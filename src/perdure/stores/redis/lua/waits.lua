@@ -4,11 +4,12 @@
 -- "run", "signal", "batch", "schedule", and in a cluster "away", a run of another partition; a time is the run's timer.
 -- Both stay with the run until its next settle: a claim tells of what it was parked for.
 
-local waits_of, conditions_of, put_waits
+-- What is much, as whoever parks the run says, is kept beside its state, which each look at the run reads, and its
+-- conditions in parts, of which a round unpacks one.
+
+local waits_of, parts_of, conditions_of, put_waits
 
 do
-local LONG = 4096 -- Bytes of what is kept in the state, which each look at a run reads; what is longer lies beside it.
-
 local function field(run, name)
     local kept = run.fields and run.fields[name]
     if kept == nil then
@@ -22,24 +23,40 @@ function waits_of(run)
     return run.s.much and field(run, 'w') or run.s.waits
 end
 
-function conditions_of(run)
-    if run.s.much and not run.conditions then
-        run.conditions = unpacked(field(run, 'c'))
+-- Its conditions in parts, which are packed where it waits for much.
+function parts_of(run)
+    if run.s.much then
+        return unpacked(field(run, 'c'))
     end
-    return run.conditions or run.s.on or NOTHING
+    return { run.s.on }
 end
 
-function put_waits(run, waits, conditions)
+function conditions_of(run)
+    if not run.s.much then
+        return run.s.on or NOTHING
+    end
+    local conditions, n = {}, 0
+    for _, part in ipairs(parts_of(run)) do
+        for _, each in ipairs(unpacked(part)) do
+            n = n + 1
+            conditions[n] = each
+        end
+    end
+    return conditions
+end
+
+-- `conditions` are one list, or with `much` a list of packed ones.
+function put_waits(run, waits, conditions, much)
     local s = change(run)
     if s.much then
         keep(run, 'w', false)
         keep(run, 'c', false)
     end
-    s.waits, s.on, s.much, run.conditions = nil, nil, nil, nil
-    if waits and #waits > LONG then
+    s.waits, s.on, s.much = nil, nil, nil
+    if much then
         keep(run, 'w', waits)
         keep(run, 'c', pack(conditions))
-        s.much, run.conditions = true, conditions
+        s.much = true
     elseif waits then
         s.waits, s.on = waits, #conditions > 0 and conditions or nil
     end
