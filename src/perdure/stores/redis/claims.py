@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
-from perdure.model import Arrived, Checkpoint, Ended, Millis, State, Wait, WaitFor
+from perdure.model import Arrived, Checkpoint, Ended, Millis, State, WaitFor
 from perdure.stores.exchange import PAGE, Cancelling, Claim
+from perdure.stores.redis.parking import waits_in
 
 _LOW = (1 << 40) - 1
 
@@ -59,11 +59,10 @@ class ShownMore(Struct, frozen=True):
     away: list[str] = []
     """Runs of other partitions that it was parked for."""
     waits: str | None = None
-    """What it was parked for, as JSON: where some of that is missing, or away, or where the script did not look at it,
-    since it is so much."""
+    """What it was parked for, as it is kept: where some of that is missing, or away, or so much that the script did not
+    look at it."""
 
 
-_Waits = msgspec.json.Decoder(list[Wait])
 _NO_MORE = ShownMore()
 
 
@@ -112,7 +111,7 @@ def claim_of(claim: ShownClaim, kinds: Sequence[Kind], worker: int, serial: int)
 def keys_of(more: ShownMore) -> dict[str, list[str]]:
     """The keys of the waits for runs, by the run."""
     keys: dict[str, list[str]] = {}
-    for wait in _Waits.decode(more.waits or "[]"):
+    for wait in waits_in(more.waits or "[]"):
         if wait.what is WaitFor.RUN:
             keys.setdefault(wait.target, []).append(wait.key)
     return keys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.errors import StoreUnavailable
-from perdure.model import Arrived, Fire, Millis, Overlap, Wait, WaitFor
+from perdure.model import Arrived, Fire, Millis, Overlap
 from perdure.stores.exchange import (
     CLAIM_BYTES,
     PAGE,
@@ -28,6 +28,7 @@ from perdure.stores.exchange import (
 )
 from perdure.stores.redis import reads
 from perdure.stores.redis.claims import Kind, ShownClaim, ShownEnd, claim_of, end_of, token_of, token_parts, unseen
+from perdure.stores.redis.parking import parked
 from perdure.stores.redis.pushes import Hands, Push
 from perdure.stores.redis.session import Session, as_text, encode
 from perdure.stores.redis.starts import ask
@@ -84,8 +85,6 @@ class Reply(Struct):
 Replies = msgspec.msgpack.Decoder(Reply)
 
 
-_MUCH, _PART = 4096, 100
-"""Bytes of waits that a script reads with each look at their run, and values of conditions that it reads at once."""
 WIDTH = 8
 """How many values stand for a save, and for a settle, in their lists; the last one is what a cluster has changed."""
 
@@ -214,20 +213,6 @@ def _settle(settle: Settle) -> tuple[Any, ...]:
         settle.delay,
         parked(settle.waits) if settle.waits else False,
     )
-
-
-def parked(waits: Sequence[Wait], kinds: Sequence[str] | None = None, *, is_true: bool = False) -> tuple[Any, ...]:
-    """What a run waits for, as scripts take it (see parking.lua); `kinds` has that of each, where it is another one."""
-    conditions: list[str] = []
-    for wait, kind in zip(waits, kinds or [wait.what for wait in waits], strict=True):
-        if kind != WaitFor.TIMER:
-            conditions += (kind, wait.target)
-    first = min((wait.at for wait in waits if wait.at is not None), default=False)
-    shown = msgspec.json.encode(waits)
-    if len(shown) <= _MUCH and len(conditions) <= _PART:
-        return as_text(shown), first, is_true, conditions, False
-    parts = [as_text(encode(conditions[at : at + _PART])) for at in range(0, len(conditions), _PART)]
-    return as_text(shown), first, is_true, parts, True
 
 
 def _fire(fire: Fire) -> dict[str, Any]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
-from perdure.model import Millis, RunRecord, Wait
+from perdure.model import Millis, RunRecord
 from perdure.stores.redis.budgets import Row, left_of
+from perdure.stores.redis.parking import waits_in
 from perdure.stores.shared.reasons import Facts, Pause, by_scope, explain
-
-_Waits = msgspec.json.Decoder(list[Wait])
 
 
 class Why(Struct):
@@ -30,14 +28,14 @@ class Shown(Struct):
 
     runs: list[RunRecord] = []
     waits: list[str | Literal[False]] = []
-    """What each of them waits for, as JSON; there may be much of it."""
+    """What each of them waits for, as it is kept."""
     why: Why | None = None
 
 
 def explained(shown: Shown) -> list[RunRecord]:
     """Runs with what keeps them from running. A free slot or a worker may lack besides."""
     for record, waits in zip(shown.runs, shown.waits, strict=True):
-        record.waits = _Waits.decode(waits) if waits else []
+        record.waits = waits_in(waits) if waits else []
     why = shown.why
     if why is not None:
         left = left_of(why.budgets, why.running)

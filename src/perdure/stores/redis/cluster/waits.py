@@ -18,7 +18,7 @@ from perdure.errors import StoreUnavailable
 from perdure.model import Ended, Millis, Wait, WaitFor
 from perdure.stores.exchange import Claim, Seen, Settle, To, Watch
 from perdure.stores.redis.cluster.places import Places
-from perdure.stores.redis.exchange import parked
+from perdure.stores.redis.parking import parked
 from perdure.stores.redis.session import Session
 
 logger = logging.getLogger("perdure.store")

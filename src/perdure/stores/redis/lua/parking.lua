@@ -54,7 +54,7 @@ function chore_kinds.park(id, chore)
     return not chore.at
 end
 
--- `waits` has what clients see (JSON), the first of its times, whether something is true by the word of another partition,
+-- `waits` has what clients see, the first of its times, whether something is true by the word of another partition,
 -- its conditions, and whether all that is much.
 function park(run, waits)
     wait_for(run, waits[1], waits[4], waits[5])

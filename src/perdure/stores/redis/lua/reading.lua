@@ -63,7 +63,7 @@ local function map(packed)
     return found and next(found) and found or nil
 end
 
--- What a parked run waits for, as JSON; false for others.
+-- What a parked run waits for, as it is kept; false for others.
 local function shown_waits(run)
     local s = run.s
     if s.state ~= 'waiting' then

@@ -1,9 +1,9 @@
 -- What a run waits for: one that is parked, or one of a batch or a schedule that is not let in yet.
 --
--- It is kept as clients see it (JSON), and as a list of what may come true: kind, target, kind, target, … The kinds are
--- "run", "signal", "batch", "schedule", and in a cluster "away", a run of another partition; a time is the run's timer.
--- Both stay with the run until its next settle: a claim tells of what it was parked for.
-
+-- It is kept as clients see it (JSON, compressed where it is much), and as a list of what may come true: kind, target, kind,
+-- target, … The kinds are "run", "signal", "batch", "schedule", and in a cluster "away", a run of another partition; a time
+-- is the run's timer. Both stay with the run until its next settle: a claim tells of what it was parked for.
+--
 -- What is much, as whoever parks the run says, is kept beside its state, which each look at the run reads, and its
 -- conditions in parts, of which a round unpacks one.
 
