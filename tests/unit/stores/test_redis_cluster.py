@@ -36,6 +36,7 @@ from perdure.stores.redis import ClusterStore
 from perdure.stores.redis import limits as single
 from perdure.stores.redis.cluster import waits
 from perdure.stores.redis.route import slot
+from perdure.stores.redis.session import Session
 from perdure.stores.redis.url import parse_url
 from servers.redis import cluster_url, redis_url, shared_cluster
 
@@ -370,6 +371,30 @@ async def test_a_run_waits_for_one_of_another_partition(store: ClusterStore, ada
     await ada.park(again, for_run(target))
     [last] = await everything(ada)
     assert (last.ended, last.missing) == ([], [f"result:{target}"])
+
+
+async def test_a_run_that_waits_for_many_of_other_partitions_is_put_down_in_several_calls(
+    store: ClusterStore, ada: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [f"o{n}" for n in range(2_000)]
+    await store.enqueue([start("r"), *(start(each, queue="other") for each in others)])
+    claim = await ada.claim_one()
+    asked: list[int] = []
+    call = Session.call
+
+    async def noted(session: Session, name: str, args: Any = None, **options: Any) -> Any:
+        if name == "await":
+            asked.append(len(args))
+        return await call(session, name, args, **options)
+
+    monkeypatch.setattr(Session, "call", noted)
+    await ada.exchange(settles=[settle(claim, To.PARK, waits=[for_run(each) for each in others])])
+    while (await ada.exchange()).more:
+        pass
+    assert max(asked) <= 100 < sum(asked)
+    await store.cancel(others[-1], "enough")
+    [claim] = [*await everything(ada), *await everything(ada)]
+    assert [each.id for each in claim.ended] == [others[-1]]
 
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])

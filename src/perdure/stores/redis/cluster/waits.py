@@ -26,6 +26,8 @@ logger = logging.getLogger("perdure.store")
 LOOK: Millis = 1_000
 """How long it takes at most until a run that goes on learns that one of another partition has ended."""
 
+_CHUNK = 100
+"""The most waits that one call puts down."""
 _Bools = msgspec.msgpack.Decoder(list[bool])
 
 
@@ -50,8 +52,10 @@ async def put_down(places: Places, settles: Mapping[int, Iterable[Settle]]) -> d
     over: dict[tuple[int, str], bool] = {}
 
     async def put(session: Session, items: list[dict[str, Any]]) -> None:
-        found = await session.call("await", items, durable=True, reads=_Bools)
-        over.update({(item["partition"], item["target"]): is_over for item, is_over in zip(items, found, strict=True)})
+        for first in range(0, len(items), _CHUNK):
+            part = items[first : first + _CHUNK]
+            found = await session.call("await", part, durable=True, reads=_Bools)
+            over.update({(item["partition"], item["target"]): true for item, true in zip(part, found, strict=True)})
 
     await places.parts.some(asked, put)
     return over
