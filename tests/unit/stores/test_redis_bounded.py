@@ -19,6 +19,8 @@ from conformance.kit import (
     of_queue,
     settle,
     start,
+    watch,
+    with_token,
     worker,
 )
 from perdure.errors import RunNotEnded, RunNotFound
@@ -182,6 +184,24 @@ async def test_one_that_is_parked_for_many_runs(store: Store, meter: Meter, cloc
         await ada.settle((await ada.claim())[0])
     while (await ada.exchange()).more:
         pass
+    meter.check()
+
+
+async def test_one_that_watches_many_runs(store: Store, meter: Meter) -> None:
+    await store.enqueue([start("p", priority=-1), *many(queue="other")])
+    ada, bob = await worker(store), await worker(store, queues=["other"])
+    [parent] = await ada.claim()
+    [last] = await bob.claim(1)
+    waits = [for_run(each.id) for each in [*many()][1:]] + [for_run("gone"), for_run(last.id)]
+    watches = [watch(parent, each) for each in waits]
+    assert [each.key for each in (await ada.exchange(watches=watches)).seen] == ["result:gone"]
+    await bob.settle(last, body="7")
+    seen = (await ada.exchange(watches=watches)).seen
+    assert {each.key: each.ended and each.ended.body for each in seen} == {"result:gone": None, "result:c0": "7"}
+    # One that owns its run no more is refused, and not told.
+    lost = with_token(parent, parent.token + 1)
+    reply = await ada.exchange(watches=[watch(lost, each) for each in waits])
+    assert (reply.seen, reply.refused) == ([], [lost.token])
     meter.check()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.errors import StoreUnavailable
-from perdure.model import Arrived, Fire, Millis, Overlap
+from perdure.model import Arrived, Ended, Fire, Millis, Overlap, WaitFor
 from perdure.stores.exchange import (
     CLAIM_BYTES,
     PAGE,
@@ -85,29 +85,73 @@ class Reply(Struct):
 Replies = msgspec.msgpack.Decoder(Reply)
 
 
+WATCHED = 100
+"""The most watches for runs that one script looks at."""
 WIDTH = 8
 """How many values stand for a save, and for a settle, in their lists; the last one is what a cluster has changed."""
 
 
 async def exchange(db: Session, hands: Hands, said: Exchange) -> Exchanged:
-    """One call per wake of a worker; none where what was pushed to it is all that it can be told."""
+    """One call per wake of a worker, and more where that would take long; none where what was pushed to it is all that
+    it can be told."""
     hand = await hands.hand(said.worker)
-    if hand is None:
-        found = await _call(db, said, asked_of(said))
-        return await _whole(db, told_by(said, found), found)
-    answer = hand.answer(said, db.own_time())
+    answer = None if hand is None else hand.answer(said, db.own_time())
     if answer is not None:
         return answer
+    said, watches = _parted(said)
     asked = asked_of(said)
-    told = hand.ask(asked)
+    if watches:
+        owners = {(watch.ref, watch.token): None for watch in watches}
+        asked["checks"] = _flat((ref, *token_parts(token)) for ref, token in owners)
+    told = [] if hand is None else hand.ask(asked)
     found = await _call(db, said, asked)
     reply = told_by(said, found)
-    hand.heard(told, reply, found.pushes)
-    return await _whole(db, reply, found)
+    if hand is not None:
+        hand.heard(told, reply, found.pushes)
+    await _tell(db, reply, found)
+    await _look(db, reply, [watch for watch in watches if watch.token not in reply.refused])
+    return reply
 
 
-async def _whole(db: Session, reply: Exchanged, found: Reply) -> Exchanged:
-    """Looks at what claimed runs were parked for, where that is too much for one script."""
+def _parted(said: Exchange) -> tuple[Exchange, list[Watch]]:
+    """As much of what is said as one script looks at, and the other watches."""
+    if len(said.watches) <= WATCHED:
+        return said, []
+    runs = [watch for watch in said.watches if watch.wait.what is WaitFor.RUN]
+    others = [watch for watch in said.watches if watch.wait.what is not WaitFor.RUN]
+    return replace(said, watches=[*others, *runs[:WATCHED]]), runs[WATCHED:]
+
+
+async def _look(db: Session, reply: Exchanged, watches: Sequence[Watch]) -> None:
+    """Looks at watches for runs that the script did not look at."""
+    if not watches:
+        return
+    targets = {watch.wait.target: None for watch in watches}
+    try:
+        ended = {each.id: each for each in await reads.ended(db, [*targets])}
+        gone = {*await reads.missing(db, [target for target in targets if target not in ended])}
+    except StoreUnavailable as error:
+        logger.warning("what became of runs that others watch is asked again later (%s)", error)
+    else:
+        reply.seen += seen_among(watches, ended, gone, reply.now)
+
+
+def seen_among(
+    watches: Iterable[Watch], ended: Mapping[str, Ended], gone: Container[str], now: Millis
+) -> Iterator[Seen]:
+    """Which watched waits for runs are true, of which some have ended, and some are not there."""
+    for watch in watches:
+        wait = watch.wait
+        if wait.target in ended:
+            yield Seen(watch.ref, watch.token, wait.key, ended=ended[wait.target])
+        elif wait.target in gone:
+            yield Seen(watch.ref, watch.token, wait.key, missing=True)
+        elif wait.at is not None and wait.at <= now:
+            yield Seen(watch.ref, watch.token, wait.key)
+
+
+async def _tell(db: Session, reply: Exchanged, found: Reply) -> None:
+    """Looks at what claimed runs were parked for, where that is too much for the script."""
     for claim, shown in zip(reply.claims, found.claims, strict=False):
         waits = unseen(shown.more)
         if waits:
@@ -120,7 +164,6 @@ async def _whole(db: Session, reply: Exchanged, found: Reply) -> Exchanged:
             else:
                 claim.ended += ended
                 claim.missing += [key for target in gone for key in waits[target]]
-    return reply
 
 
 async def _call(db: Session, said: Exchange, asked: dict[str, Any]) -> Reply:

@@ -16,6 +16,7 @@ from perdure.stores.redis import timetable
 from perdure.stores.redis.cluster import waits
 from perdure.stores.redis.cluster.places import Places, Placing
 from perdure.stores.redis.cluster.rounds import Rounds
+from perdure.stores.redis.exchange import WATCHED
 
 _Items: TypeAlias = defaultdict[str, list[Any]]
 """What is said to one partition, by the names that the parts of an exchange have."""
@@ -121,7 +122,8 @@ class Planner:
         return rounds.schedules.get(name, self._parts.home(name))
 
     async def _part_watches(self, parts: Mapping[int, _Items], plan: Plan) -> None:
-        """Takes out watches for runs of other partitions, and for those that can't be located now."""
+        """Takes out watches for runs of other partitions, for those that can't be located now, and what is more than a
+        script looks at."""
         for_runs = [each for items in parts.values() for each in items["watches"] if each.wait.what is WaitFor.RUN]
         if not for_runs:
             return
@@ -129,7 +131,8 @@ class Planner:
         for partition, items in parts.items():
             here: list[Watch] = []
             for each in items["watches"]:
-                if each.wait.what is WaitFor.RUN and at.get(each.wait.target) != partition:
+                apart = at.get(each.wait.target) != partition or len(here) >= WATCHED
+                if each.wait.what is WaitFor.RUN and apart:
                     plan.watches.append(replace(each, ref=outer(partition, each.ref)))
                     plan.checks.setdefault(partition, []).append((each.ref, each.token))
                 else:

@@ -18,6 +18,7 @@ from perdure.errors import StoreUnavailable
 from perdure.model import Ended, Millis, Wait, WaitFor
 from perdure.stores.exchange import Claim, Seen, Settle, To, Watch
 from perdure.stores.redis.cluster.places import Places
+from perdure.stores.redis.exchange import seen_among
 from perdure.stores.redis.parking import parked
 from perdure.stores.redis.session import Session
 
@@ -110,21 +111,13 @@ async def tell(places: Places, claims: Iterable[tuple[Claim, Mapping[str, list[s
 
 
 async def look(places: Places, watches: Iterable[Watch], now: Millis) -> list[Seen]:
-    """Which of some watched waits for runs of other partitions are true."""
+    """Which of some watched waits for runs are true that no script looks at: for those of other partitions, or of which
+    there are many."""
     asked = [*watches]
     if not asked:
         return []
     ended, missing = await _outcomes(places, {watch.wait.target for watch in asked})
-    seen: list[Seen] = []
-    for watch in asked:
-        wait = watch.wait
-        if wait.target in ended:
-            seen.append(Seen(watch.ref, watch.token, wait.key, ended=ended[wait.target]))
-        elif wait.target in missing:
-            seen.append(Seen(watch.ref, watch.token, wait.key, missing=True))
-        elif wait.at is not None and wait.at <= now:
-            seen.append(Seen(watch.ref, watch.token, wait.key))
-    return seen
+    return [*seen_among(asked, ended, missing, now)]
 
 
 async def _outcomes(places: Places, targets: Iterable[str]) -> tuple[dict[str, Ended], set[str]]:
