@@ -65,8 +65,9 @@ end
 
 -- Whether it has heard, while it was running, that a run of another partition is over.
 local function has_heard(run)
-    local conditions, heard = conditions_of(run), run.s.heard
-    for at = 1, heard and #conditions or 0, 2 do
+    local heard = run.s.heard
+    local conditions = heard and conditions_of(run) or NOTHING
+    for at = 1, #conditions, 2 do
         if conditions[at] == 'away' and heard[conditions[at + 1]] then
             return true
         end
