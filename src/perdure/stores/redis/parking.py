@@ -15,7 +15,7 @@ from perdure.stores.redis.session import as_text, encode
 _MUCH = 4096
 """Bytes of waits that a script may read with each look at their run."""
 _PART = 100
-"""Values of conditions that a script reads at once."""
+"""About as many values of conditions as a script reads at once; half of that at least."""
 _Waits = msgspec.json.Decoder(list[Wait])
 
 
@@ -33,8 +33,12 @@ def parked(waits: Sequence[Wait], kinds: Sequence[str] | None = None, *, is_true
     shown = msgspec.json.encode(waits)
     if len(shown) <= _MUCH and len(conditions) <= _PART:
         return as_text(shown), first, is_true, conditions, False
-    parts = [as_text(encode(conditions[at : at + _PART])) for at in range(0, len(conditions), _PART)]
-    return as_text(base64.b64encode(zlib.compress(shown, 1))), first, is_true, parts, True
+    # By their targets, so that of a run that is parked again most parts are as they were.
+    parts: list[list[str]] = [[] for _ in range(1 << (len(conditions) // _PART).bit_length())]
+    for kind, target in zip(conditions[::2], conditions[1::2], strict=True):
+        parts[zlib.crc32(target.encode()) % len(parts)] += (kind, target)
+    packed = [as_text(encode(part)) for part in parts]
+    return as_text(base64.b64encode(zlib.compress(shown, 1))), first, is_true, packed, True
 
 
 def waits_in(shown: str) -> list[Wait]:

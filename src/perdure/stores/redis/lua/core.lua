@@ -11,7 +11,7 @@
 --
 -- Keys (behind the prefix):
 --   :run:ID         hash    f what never changes (JSON), s what does (see below), i input, first (when it continued with
---                           another input), o outcome, st status, l labels (packed), w and c what it waits for (see
+--                           another input), o outcome, st status, l labels (packed), w and c1… what it waits for (see
 --                           waits.lua)
 --   :cp:ID          hash    checkpoints by key (packed), :cpo:ID zset of their keys by position
 --   :sig:ID         hash    signals by position (packed), :sigid:ID hash position by id,

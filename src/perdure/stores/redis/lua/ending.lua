@@ -10,15 +10,9 @@ do
 local FEW_WAITS = 10 -- So many are taken out at once.
 local TAKEN_OUT = 5 -- How many are for each run that a script may take up.
 
--- What a run waits for from now on, if anything (see waits.lua).
-function wait_for(run, waits, conditions, much)
-    local before = conditions_of(run)
-    put_waits(run, waits, conditions, much)
-    if #before == 0 then
-        return
-    end
-    local stays, out = {}, {}
-    local after = conditions_of(run)
+-- Adds to a list the runs of some conditions that others do not have.
+local function add_left(out, before, after)
+    local stays = {}
     for at = 2, #after, 2 do
         stays[after[at]] = true
     end
@@ -26,6 +20,26 @@ function wait_for(run, waits, conditions, much)
         if before[at] == 'run' and not stays[before[at + 1]] then
             out[#out + 1] = before[at + 1]
         end
+    end
+end
+
+-- What a run waits for from now on, if anything (see waits.lua).
+function wait_for(run, waits, conditions, much)
+    local was_much, before = run.s.much, parts_of(run)
+    put_waits(run, waits, conditions, much)
+    if not before[1] then
+        return
+    end
+    local out, after = {}, parts_of(run)
+    if was_much and much and #before == #after then
+        -- Each is in the part that its name says, so most of them are as they were.
+        for at, part in ipairs(before) do
+            if part ~= after[at] then
+                add_left(out, unpacked(part), unpacked(after[at]))
+            end
+        end
+    else
+        add_left(out, joined(before, was_much), joined(after, much))
     end
     if #out > FEW_WAITS then
         begin_chore('leave', string.format('%.0f', next_number('leave')), { id = run.id, targets = out })

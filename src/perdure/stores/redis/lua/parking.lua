@@ -29,9 +29,8 @@ end
 -- Goes through what a run waits for, from a part on, as far as this script may; returns where it is then, unless that was
 -- all or the run was woken.
 local function look_at_parts(run, at)
-    local parts = parts_of(run)
-    while parts[at] do
-        local part = parts[at]
+    local part = part_of(run, at)
+    while part do
         if steps <= 0 and (run.s.much or #part > 2 * FEW) then
             return at
         end
@@ -43,6 +42,7 @@ local function look_at_parts(run, at)
             end
         end
         at = at + 1
+        part = part_of(run, at)
     end
     return nil
 end

@@ -5,9 +5,9 @@
 -- is the run's timer. Both stay with the run until its next settle: a claim tells of what it was parked for.
 --
 -- What is much, as whoever parks the run says, is kept beside its state, which each look at the run reads, and its
--- conditions in parts, of which a round unpacks one.
+-- conditions in parts by the hash of the target, of which a round unpacks one or two.
 
-local waits_of, parts_of, conditions_of, put_waits
+local waits_of, part_of, parts_of, joined, conditions_of, put_waits
 
 do
 local function field(run, name)
@@ -23,20 +23,30 @@ function waits_of(run)
     return run.s.much and field(run, 'w') or run.s.waits
 end
 
--- Its conditions in parts, which are packed where it waits for much.
-function parts_of(run)
+-- A part of its conditions, which is packed where it waits for much; nil when there is none.
+function part_of(run, at)
     if run.s.much then
-        return unpacked(field(run, 'c'))
+        return at <= run.s.much and field(run, 'c' .. at) or nil
     end
-    return { run.s.on }
+    return at == 1 and run.s.on or nil
 end
 
-function conditions_of(run)
-    if not run.s.much then
-        return run.s.on or NOTHING
+function parts_of(run)
+    local parts = {}
+    repeat
+        local part = part_of(run, #parts + 1)
+        parts[#parts + 1] = part
+    until not part
+    return parts
+end
+
+-- All conditions of parts.
+function joined(parts, much)
+    if not much then
+        return parts[1] or NOTHING
     end
     local conditions, n = {}, 0
-    for _, part in ipairs(parts_of(run)) do
+    for _, part in ipairs(parts) do
         for _, each in ipairs(unpacked(part)) do
             n = n + 1
             conditions[n] = each
@@ -45,18 +55,26 @@ function conditions_of(run)
     return conditions
 end
 
+function conditions_of(run)
+    return joined(parts_of(run), run.s.much)
+end
+
 -- `conditions` are one list, or with `much` a list of packed ones.
 function put_waits(run, waits, conditions, much)
     local s = change(run)
     if s.much then
         keep(run, 'w', false)
-        keep(run, 'c', false)
+        for at = 1, s.much do
+            keep(run, 'c' .. at, false)
+        end
     end
     s.waits, s.on, s.much = nil, nil, nil
     if much then
         keep(run, 'w', waits)
-        keep(run, 'c', pack(conditions))
-        s.much = true
+        for at, part in ipairs(conditions) do
+            keep(run, 'c' .. at, part)
+        end
+        s.much = #conditions
     elseif waits then
         s.waits, s.on = waits, #conditions > 0 and conditions or nil
     end
