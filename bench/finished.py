@@ -37,21 +37,24 @@ _numbers = itertools.count(1)
 class Bench:
     """A worker and a client of a store with one connection."""
 
-    def __init__(self, store: Store, worker: int, pid: int) -> None:
+    def __init__(self, store: Store, worker: int, pids: list[int]) -> None:
         self.store = store
         self._worker = worker
-        self._pid = pid
+        self._pids = pids
         self._serial = 0
 
     async def measure(self, call: Callable[[], Awaitable[object]]) -> float:
         """The median of some calls, in milliseconds."""
         busy: list[float] = []
         for number in range(10 + CALLS):
-            spent, begin = busy_for(self._pid), time.perf_counter()
+            spent, begin = self._busy(), time.perf_counter()
             await call()
             if number >= 10:
-                busy.append((busy_for(self._pid) - spent) or (time.perf_counter() - begin) * 1000)
+                busy.append((self._busy() - spent) or (time.perf_counter() - begin) * 1000)
         return statistics.median(busy)
+
+    def _busy(self) -> float:
+        return sum(map(busy_for, self._pids))
 
     async def start(self) -> object:
         return await self.store.enqueue([_start()])
@@ -105,8 +108,8 @@ async def run(url: str, runs: int) -> int:
             lease=86_400_000,
         )
     )
-    pid = (await store._db.rows("SELECT pg_backend_pid()"))[0][0]
-    bench = Bench(store, worker, pid)
+    pids = [(await each.rows("SELECT pg_backend_pid()"))[0][0] for each in (store._db, store._workers)]
+    bench = Bench(store, worker, pids)
     before = {name: await bench.measure(getattr(bench, name)) for name in MEASURED}
     begin = time.monotonic()
     for first in range(0, runs, 500_000):

@@ -87,7 +87,7 @@ async def test_claims_do_not_walk_what_was_claimed(store: Store, snapshot: psyco
 
 async def explained(store: Store, ada: Worker) -> int:
     """Pages that a claim looks at."""
-    db = store._db  # type: ignore[attr-defined]
+    db = store._desk._db  # type: ignore[attr-defined]
     asked: list[object] = []
     call = db.call
 

@@ -59,7 +59,7 @@ class Held(Connections):
     async def commit(self) -> None:
         await self._transaction.commit()
 
-    async def call(self, sql: str, *args: Any) -> list[asyncpg.Record]:
+    async def call(self, sql: str, *args: Any, reserved: bool = False) -> list[asyncpg.Record]:
         return await self._connection.fetch(sql, *args)
 
     def worker(self, of: Worker) -> Worker:

@@ -81,3 +81,25 @@ async def test_reclaiming_waits_for_nobody(store: PostgresStore, postgres_url: s
             assert await store.reclaim() == 1
     assert await store.reclaim() == 1
     assert await store.workers() == []
+
+
+@pytest.mark.anyio
+async def test_a_worker_does_not_wait_behind_starts_that_wait(
+    store: PostgresStore, postgres: Postgres, postgres_url: str
+) -> None:
+    """Starts of its steps, of ids that a transaction of the application has: they take all connections of the pool."""
+    few = PostgresStore(parse_url(f"{postgres_url}?pool=2&lock_timeout=0&statement_timeout=0"))
+    await store.enqueue([Start("z", "f", "q", "1")])
+    with psycopg.connect(postgres_url) as application:
+        application.execute("SELECT perdure.start('f', '{}', id => 'a', queue => 'q')")
+        starts = [asyncio.create_task(few.enqueue([Start("a", "f", "q", "{}")])) for _ in range(3)]
+        await waits(postgres, postgres_url)
+        async with asyncio.timeout(PATIENCE):
+            mine = await worker(few, "mine", 600_000)
+            assert [claim.id for claim in (await few.exchange(Exchange(mine, 1, slots=1))).claims] == ["z"]
+            assert await few.reclaim() == 0
+            await few.retire(mine)
+            assert await few.bury("mine") == 0
+        assert not any(start.done() for start in starts)
+    assert [[each.existed for each in await start] for start in starts] == [[True]] * 3
+    await few.close()

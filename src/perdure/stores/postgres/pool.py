@@ -1,4 +1,8 @@
-"""The few connections that each event loop has, and the one way to call the server."""
+"""The few connections that each event loop has, and the one way to call the server.
+
+A call may wait in the server, such as a start for the transaction of an application that has the same id. Calls like
+that can fill the pool; so a worker's own, by which its runs go on, have connections that no others use.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ from perdure.stores.postgres.connect import Connection, Way, connect, find_way
 from perdure.stores.postgres.errors import DRIVER_ERRORS, is_broken, is_transient, translate
 from perdure.stores.postgres.url import Location
 
+_RESERVED = 2
+"""The most connections of one event loop for calls of workers: an exchange and a chore beside it."""
 _TRIES, _PATIENCE = 10, 10.0
 """How often, and for how many seconds, a call that was rolled back is repeated."""
 _FAREWELL = 5.0
@@ -24,14 +30,15 @@ _FAREWELL = 5.0
 
 
 class Connections:
-    """The connections of a store: up to `pool` of them for each event loop that calls. They end with their loop, or
-    with `close`."""
+    """The connections of a store: up to `pool` of them for each event loop that calls, and two more for its workers.
+    They end with their loop, or with `close`."""
 
     def __init__(self, location: Location) -> None:
         self.location = location
         self.calls = 0
         """How many were asked for."""
-        self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
+        self._pools: dict[tuple[asyncio.AbstractEventLoop, bool], _Pool] = {}
+        """By event loop, and whether it is the one for workers."""
         self._lock = threading.Lock()
         self._way: Way | None = None
         self._pid = os.getpid()
@@ -50,8 +57,9 @@ class Connections:
                 raise translate(error, self.location) from error
         return self._way
 
-    async def call(self, sql: str, *args: Any) -> list[asyncpg.Record]:
-        """Runs one statement, committed when this returns, and gives its rows.
+    async def call(self, sql: str, *args: Any, reserved: bool = False) -> list[asyncpg.Record]:
+        """Runs one statement, committed when this returns, and gives its rows. `reserved` is for a worker's own, which
+        must not wait for those of its steps.
 
         A call that was certainly rolled back (a deadlock, a lock that did not come) is repeated for some time. Raises
         `StoreUnavailable` when it may or may not have been done, or may work later, and other kinds of `StoreError`,
@@ -61,7 +69,7 @@ class Connections:
         tries = 1
         self.calls += 1
         while True:
-            pool = await self._pool()
+            pool = await self._pool(reserved)
             try:
                 return await pool.call(sql, args)
             except DRIVER_ERRORS as error:
@@ -80,7 +88,7 @@ class Connections:
         if self._pid != os.getpid():
             return  # What a forked child has a copy of is its parent's.
         here = asyncio.get_running_loop()
-        for loop, pool in pools.items():
+        for (loop, _), pool in pools.items():
             if loop is here:
                 await pool.close()
             elif loop.is_running():
@@ -88,19 +96,20 @@ class Connections:
                 # Its loop may end meanwhile, and it with the loop.
                 await asyncio.wait([asyncio.wrap_future(closing)], timeout=2 * _FAREWELL)
 
-    async def _pool(self) -> _Pool:
+    async def _pool(self, reserved: bool) -> _Pool:
         if self._pid != os.getpid():
             raise StoreError("this process was forked from one with an open store: open another one in the child")
         loop = asyncio.get_running_loop()
-        pool = self._pools.get(loop)
+        pool = self._pools.get((loop, reserved))
         if pool is None:
             way = await self.way()
             with self._lock:
                 if self._closed:
                     raise StoreError(f"the store {self.location.name} is closed")
-                for ended in [other for other in self._pools if other.is_closed()]:
+                for ended in [key for key in self._pools if key[0].is_closed()]:
                     del self._pools[ended]
-                pool = self._pools.setdefault(loop, _Pool(self.location, way))
+                size = _RESERVED if reserved else self.location.pool
+                pool = self._pools.setdefault((loop, reserved), _Pool(self.location, way, size))
             await pool.open()
         return pool
 
@@ -108,10 +117,11 @@ class Connections:
 class _Pool:
     """The connections of one event loop, the last one used first."""
 
-    def __init__(self, location: Location, way: Way) -> None:
+    def __init__(self, location: Location, way: Way, size: int) -> None:
         self._location = location
         self._way = way
-        self._slots = asyncio.Semaphore(location.pool)
+        self._size = size
+        self._slots = asyncio.Semaphore(size)
         self._idle: list[Connection] = []
         self._closed = False
         self._guard: AsyncGenerator[None] | None = None
@@ -155,7 +165,7 @@ class _Pool:
         taken = 0
         try:
             async with asyncio.timeout(_FAREWELL):
-                while taken < self._location.pool:
+                while taken < self._size:
                     await self._slots.acquire()
                     taken += 1
         except TimeoutError:

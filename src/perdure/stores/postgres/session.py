@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,10 +18,12 @@ _FILES = ("call", "read", "list")
 
 
 class Session:
-    """The statements of a schema, on the connections of a store."""
+    """The statements of a schema, on the connections of a store; `reserved` are those for its workers."""
 
-    def __init__(self, connections: Connections, schema: str, now: Callable[[], Millis] | None) -> None:
-        self._call = connections.call
+    def __init__(
+        self, connections: Connections, schema: str, now: Callable[[], Millis] | None, *, reserved: bool = False
+    ) -> None:
+        self._call = partial(connections.call, reserved=reserved)
         self._now = now
         self.sql: Mapping[str, Mapping[str, str]] = {file: load(file, schema) for file in _FILES}
         self._calls, self._reads = self.sql["call"], self.sql["read"]

@@ -55,8 +55,9 @@ class PostgresStore:
         self._location = location
         self._connections = Connections(location)
         self._db = Session(self._connections, location.schema, now)
+        self._workers = Session(self._connections, location.schema, now, reserved=True)
         self._work: set[WorkSubscription] = set()
-        self._desk = Desk(self._db, self._look_again)
+        self._desk = Desk(self._workers, self._look_again)
         self._home = Home(location)
         self._results = Results()
 
@@ -224,7 +225,7 @@ class PostgresStore:
     # --- workers
 
     async def register(self, worker: Registration) -> int:
-        return await workers.register(self._db, worker)
+        return await workers.register(self._workers, worker)
 
     def keeper(self, worker: int, lease: Millis) -> Keeper:
         return LeaseKeeper(self._location, worker, lease, self._db.clock)
@@ -233,11 +234,11 @@ class PostgresStore:
         return await self._desk.exchange(exchange)
 
     async def reclaim(self) -> int:
-        return await workers.reclaim(self._db)
+        return await workers.reclaim(self._workers)
 
     async def bury(self, name: str) -> int:
-        return await workers.bury(self._db, name)
+        return await workers.bury(self._workers, name)
 
     async def retire(self, worker: int) -> None:
-        await self._db.get("retire", self._db.clock(), worker)
+        await self._workers.get("retire", self._db.clock(), worker)
         self._desk.forget(worker)
