@@ -275,9 +275,10 @@ async def test_a_workflow_that_nobody_serves_is_told_of(app: App, url: str) -> N
         ("start('w', id => '')", "PD020", "the id is empty"),
         ("start('w', queue => 'a,b')", "PD020", "the queue can have none of these"),
         ("start('w', group_key => '')", "PD020", "the group is empty"),
-        ("start('w', delay => '-1 s')", "PD020", "delay is negative"),
+        ("start('w', delay => '-1 s')", "PD020", "delay must lie between 0 and 100 years, not -00:00:01"),
         ("start('w', delay => '1 s', at => now())", "PD020", "give delay or at, not both"),
-        ("start('w', at => 'infinity')", "PD020", "at is infinity"),
+        ("start('w', at => 'infinity')", "PD020", "at must lie between the years 1970 and 3000, not at infinity"),
+        ("start('w', id => U&'a\\202Eb')", "PD020", "the id has a character that can't be seen, U+202E"),
         ("start('w', timeout => '0')", "PD020", "timeout must be longer than nothing"),
         ("start('w', group_limit => 0)", "PD020", "group_limit and max_crashes are 1 or more"),
         ("start('w', on_conflict => 'replace')", "PD020", "go with unique_key"),
@@ -344,6 +345,8 @@ async def test_a_role_that_may_start_only(url: str, as_role: str) -> None:
         ("start", {"starts": [{"id": "x", "workflow": "add", "queue": "q", "unique": {}}]}, "the unique key"),
         ("start", {"starts": [{"id": "x", "workflow": "add", "queue": "q", "labels": {"k": ""}}]}, "label k"),
         ("start", {"starts": [{"id": "x", "workflow": "add"}]}, "the queue"),
+        ("start", {"starts": [{"id": "x", "workflow": "add", "queue": "q", "at": 4e13}]}, "at must lie between"),
+        ("start", {"starts": [{"id": "x", "workflow": "add", "queue": "q", "timeout": -1}]}, "timeout must lie"),
     ],
 )
 async def test_what_can_not_be_is_refused_at_once(

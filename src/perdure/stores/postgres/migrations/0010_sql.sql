@@ -167,8 +167,10 @@ END $$;
 
 -- --- what is checked
 
--- Raises PD020 unless a text can be a name. The rules are those of the Python client.
-CREATE FUNCTION check_name(_what text, _name text, _none text DEFAULT '') RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+-- The rules of this section are those of the Python client.
+
+-- Raises PD020 unless a text can name a group, a session, a label or a unique key.
+CREATE FUNCTION check_name(_what text, _name text) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF _name IS NULL OR _name = '' THEN
         RAISE EXCEPTION '% is % where a text of 1 to 200 characters is needed', _what,
@@ -176,8 +178,28 @@ BEGIN
     ELSIF char_length(_name) > 200 THEN
         RAISE EXCEPTION '% has % characters, and 200 are the most: %…', _what, char_length(_name), left(_name, 20)
             USING ERRCODE = 'PD020';
-    ELSIF _name ~ '[\x01-\x1f\x7f-\x9f]' THEN
+    ELSIF _name ~ E'[\\x01-\\x1f\\x7f-\\x9f\\u2028\\u2029]' THEN
         RAISE EXCEPTION '% has a control character or a line break: %', _what, to_json(_name) USING ERRCODE = 'PD020';
+    END IF;
+END $$;
+
+-- Raises PD020 unless a text can be an id, or the name of a workflow, a queue or a signal: without any of `_none`, and of
+-- characters that can be seen, so that nobody takes one for another. Of what Unicode assigns, spaces but the usual one
+-- (Zs), formats (Cf) and private characters (Co) can't, nor what never will be a character.
+CREATE FUNCTION check_id(_what text, _name text, _none text DEFAULT '') RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    _hidden text := substring(_name FROM
+        E'[\\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000'
+        || E'\\u00ad\\u0600-\\u0605\\u061c\\u06dd\\u070f\\u0890\\u0891\\u08e2\\u180e\\u200b-\\u200f\\u202a-\\u202e'
+        || E'\\u2060-\\u2064\\u2066-\\u206f\\ufeff\\ufff9-\\ufffb\\U000110bd\\U000110cd\\U00013430-\\U0001343f'
+        || E'\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a\\U000e0001\\U000e0020-\\U000e007f'
+        || E'\\ue000-\\uf8ff\\U000f0000-\\U0010ffff\\ufdd0-\\ufdef\\ufffe\\uffff]'
+    );
+BEGIN
+    PERFORM check_name(_what, _name);
+    IF _hidden <> '' THEN
+        RAISE EXCEPTION '% has a character that can''t be seen, U+%: %', _what,
+            upper(lpad(to_hex(ascii(_hidden)), 4, '0')), _name USING ERRCODE = 'PD020';
     ELSIF _none <> '' AND translate(_name, _none, '') <> _name THEN
         RAISE EXCEPTION '% can have none of these: % (it is %)', _what, _none, _name USING ERRCODE = 'PD020';
     END IF;
@@ -204,30 +226,49 @@ BEGIN
     END IF;
 END $$;
 
--- Raises PD020 where a start, of a JSON list, has a name that can't be. Its input has to be JSON.
+-- A duration of so many seconds in milliseconds, rounded up; raises PD020, with what was given, unless it can be.
+CREATE FUNCTION checked_ms(_what text, _seconds numeric, _given text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF NOT _seconds BETWEEN 0 AND 3200000000 THEN
+        RAISE EXCEPTION '% must lie between 0 and 100 years, not %', _what, _given USING ERRCODE = 'PD020';
+    END IF;
+    RETURN ceil(_seconds * 1000);
+END $$;
+
+-- The same for a time, in seconds since 1970: before the year 3000.
+CREATE FUNCTION checked_at(_what text, _seconds numeric, _given text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF NOT (_seconds >= 0 AND _seconds < 32503680000) THEN
+        RAISE EXCEPTION '% must lie between the years 1970 and 3000, not at %', _what, _given USING ERRCODE = 'PD020';
+    END IF;
+    RETURN ceil(_seconds * 1000);
+END $$;
+
+-- Raises PD020 where a start, of a JSON list, has a name or a time that can't be. Its input has to be JSON.
 CREATE FUNCTION check_starts(_starts jsonb) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    PERFORM check_name(e.what, e.name), (s.start ->> 'input')::json
+    PERFORM
+        check_id('the id', s.start ->> 'id'), check_id('the name of the workflow', s.start ->> 'workflow', '/#~[]'),
+        check_id('the queue', s.start ->> 'queue', ','), (s.start ->> 'input')::json
+    FROM jsonb_array_elements(_starts) AS s (start);
+    PERFORM check_name(e.what, e.name)
     FROM jsonb_array_elements(_starts) AS s (start)
     CROSS JOIN LATERAL (
         VALUES
-        ('the id', s.start ->> 'id', true), ('the name of the workflow', s.start ->> 'workflow', true),
-        ('the queue', s.start ->> 'queue', true), ('the group', s.start ->> 'group', false),
-        ('the session', s.start ->> 'session', false), ('the version', s.start ->> 'version', false),
-        ('the batch', s.start ->> 'batch', false), ('the unique key', s.start #>> '{unique,key}', s.start ? 'unique')
+        ('the group', s.start ->> 'group', false), ('the session', s.start ->> 'session', false),
+        ('the version', s.start ->> 'version', false), ('the batch', s.start ->> 'batch', false),
+        ('the unique key', s.start #>> '{unique,key}', s.start ? 'unique')
     ) AS e (what, name, needed)
     WHERE e.needed OR e.name <> '';
     PERFORM check_name('a label', l.key), check_name(format('the value of label %s', l.key), l.value)
     FROM jsonb_array_elements(_starts) AS s (start) CROSS JOIN LATERAL jsonb_each_text(s.start -> 'labels') AS l;
-END $$;
-
--- A duration in milliseconds; raises PD020 for a negative one.
-CREATE FUNCTION checked_ms(_what text, _value interval) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
-BEGIN
-    IF _value < interval '0' THEN
-        RAISE EXCEPTION '% is negative: %', _what, _value USING ERRCODE = 'PD020';
-    END IF;
-    RETURN (extract(epoch FROM _value) * 1000)::bigint;
+    PERFORM
+        checked_at('at', (s.start ->> 'at')::numeric / 1000, s.start ->> 'at'), checked_ms(e.what, e.ms::numeric / 1000, e.ms)
+    FROM jsonb_array_elements(_starts) AS s (start)
+    CROSS JOIN LATERAL (
+        VALUES
+        ('delay', s.start ->> 'delay'), ('timeout', s.start ->> 'timeout'), ('the period', s.start #>> '{unique,period}')
+    ) AS e (what, ms);
 END $$;
 
 -- What one database is, among all: the server's own number and the database's.
@@ -301,7 +342,7 @@ DECLARE
     _period bigint := 0;
     _made record;
 BEGIN
-    PERFORM check_name('the name of the workflow', workflow, '/#~[]');
+    PERFORM check_id('the name of the workflow', workflow, '/#~[]');
     _input := checked_json(format('the input of workflow %s', workflow), args, max_bytes);
     IF jsonb_typeof(args) <> 'object' THEN
         RAISE EXCEPTION 'the input of workflow % is the JSON %: give an object with the arguments by name, such as {"order": 7}',
@@ -309,18 +350,14 @@ BEGIN
     END IF;
     id := coalesce(id, left(replace(gen_random_uuid()::text, '-', ''), 24));
     queue := coalesce(queue, 'default');
-    PERFORM check_name('the id', id);
-    PERFORM check_name('the queue', queue, ',');
+    PERFORM check_id('the id', id), check_id('the queue', queue, ',');
     PERFORM check_name(e.what, e.name)
     FROM (VALUES
-        ('the group', group_key), ('the session', session_key), ('the unique key', unique_key), ('the version', version),
-        ('the parent', parent)
+        ('the group', group_key), ('the session', session_key), ('the unique key', unique_key), ('the version', version)
     ) AS e (what, name)
     WHERE e.name IS NOT NULL;
     IF delay IS NOT NULL AND at IS NOT NULL THEN
         RAISE EXCEPTION 'give delay or at, not both' USING ERRCODE = 'PD020';
-    ELSIF at IN ('infinity', '-infinity') THEN
-        RAISE EXCEPTION 'at is %: give a time', at USING ERRCODE = 'PD020';
     ELSIF timeout <= interval '0' THEN
         RAISE EXCEPTION 'timeout must be longer than nothing, not %', timeout USING ERRCODE = 'PD020';
     ELSIF group_limit < 1 OR max_crashes < 1 THEN
@@ -366,17 +403,18 @@ BEGIN
     END IF;
     IF debounce IS NOT NULL THEN
         _kind := 'debounce';
-        _period := checked_ms('debounce', debounce);
+        _period := checked_ms('debounce', extract(epoch FROM debounce), debounce::text);
     ELSIF throttle IS NOT NULL THEN
         _kind := 'throttle';
-        _period := checked_ms('throttle', throttle);
+        _period := checked_ms('throttle', extract(epoch FROM throttle), throttle::text);
     END IF;
     SELECT s.ids[1] AS id, s.same[1] AS same INTO _made
     FROM start_later(NULL, jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
         'id', id, 'workflow', workflow, 'queue', queue, 'input', _input, 'priority', coalesce(priority, 0),
-        'delay', checked_ms('delay', delay), 'at', (extract(epoch FROM at) * 1000)::bigint,
-        'timeout', checked_ms('timeout', timeout), 'max_crashes', max_crashes, 'parent', parent, 'version', version,
-        'group', group_key, 'group_limit', group_limit, 'group_keep', group_keep, 'session', session_key,
+        'delay', checked_ms('delay', extract(epoch FROM delay), delay::text),
+        'at', checked_at('at', extract(epoch FROM at), at::text),
+        'timeout', checked_ms('timeout', extract(epoch FROM timeout), timeout::text),
+        'max_crashes', max_crashes, 'parent', parent, 'version', version, 'group', group_key, 'group_limit', group_limit, 'group_keep', group_keep, 'session', session_key,
         'labels', labels,
         'unique', CASE
             WHEN unique_key IS NOT NULL
@@ -425,8 +463,7 @@ CREATE FUNCTION signal(
 ) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_variable
 BEGIN
-    PERFORM check_name('the id of the run', run);
-    PERFORM check_name('the name of the signal', name);
+    PERFORM check_id('the id of the run', run), check_id('the name of the signal', name);
     id := coalesce(id, replace(gen_random_uuid()::text, '-', ''));
     PERFORM check_name('the id of the signal', id);
     PERFORM signal_later(run, name, checked_json(format('the value of signal %s', name), value, max_bytes), id);
@@ -437,7 +474,7 @@ CREATE FUNCTION cancel(run text, reason text DEFAULT 'cancelled by a client', ch
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_variable
 BEGIN
-    PERFORM check_name('the id of the run', run);
+    PERFORM check_id('the id of the run', run);
     PERFORM check_reason(reason);
     PERFORM cancel_later(run, reason, coalesce(children, true));
 END $$;
@@ -459,7 +496,7 @@ DECLARE
     _all jsonb := _said;
 BEGIN
     PERFORM check_here(_all ->> 'here');
-    PERFORM check_name('the name of the signal', _all ->> 'name');
+    PERFORM check_id('the name of the signal', _all ->> 'name');
     PERFORM check_name('the id of the signal', _all ->> 'id');
     IF (_all ->> 'body')::json IS NULL THEN
         RAISE EXCEPTION 'the value of signal % is not there', _all ->> 'name' USING ERRCODE = 'PD020';
