@@ -35,12 +35,16 @@ def open_store(url: str, *, now: Callable[[], Millis] | None = None) -> Store:
 
         return open_redis(url, now=now)
     if not separator:
+        shown = "a text with an @ or a =" if "@" in url or "=" in url else repr(url)  # There may be a password in it.
         raise StoreUrlError(
-            f"{url!r} is not a store URL; write 'sqlite:///name.db', 'postgresql://host/name' or 'redis://host'"
+            f"{shown} is not a store URL; write 'sqlite:///name.db', 'postgresql://host/name' or 'redis://host'"
         )
     close = difflib.get_close_matches(scheme, _SCHEMES, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    raise StoreUrlError(f"{url!r} has the unknown scheme {scheme!r}; {hint}there are {', '.join(_SCHEMES)}")
+    # Without the rest of the URL, in which a password may be.
+    raise StoreUrlError(
+        f"the URL of the store has the unknown scheme {scheme!r}; {hint}there are {', '.join(_SCHEMES)}"
+    )
 
 
 def is_missing(url: str) -> bool:

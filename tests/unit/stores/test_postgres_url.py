@@ -6,10 +6,12 @@ import builtins
 import importlib
 import sys
 from typing import Any
+from urllib.parse import quote as urlquote
 
 import pytest
 
 from perdure.errors import StoreUrlError
+from perdure.stores import open_store
 from perdure.stores.postgres.url import parse_url, quote
 
 
@@ -50,6 +52,8 @@ def test_of_several_hosts_the_one_that_takes_writes(url: str) -> None:
         ("?schema=pg_own", "'pg_own'"),
         ("?schema=" + "x" * 64, "at most 63 bytes"),
         ("?statement_timeout=-1", "statement_timeout is a number"),
+        ("?target_session_attrs=foo", "target_session_attrs is one of any, primary"),
+        ("?port=x", "has the port 'x'"),
         ("?listen=db", "listen is the URL of the server itself"),
         ("%00", "NUL"),
     ],
@@ -59,6 +63,42 @@ def test_what_cannot_be_is_named_without_the_password(query: str, says: str) -> 
         parse_url(f"postgresql://ann:secret@db/shop{query}")
     assert says in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            f"postgresql://ann:sec{sign}ret@db:5432/shop"
+            for sign in ("/", "?", "#", "@", "?a=b", "/?", "?pool=", "/a@")
+        ),
+        *("postgresql://ann:7/sec@db/shop", "postgresql://ann:7?sec@db/shop", "postgresql://ann:pass@sec?ret@db/shop"),
+        *("postgresql://db/sec#ret", "postgresql://ann:sec#ret", "postgresql://sec/ret@db:5432/shop"),
+    ],
+)
+def test_a_password_that_is_not_encoded_is_not_shown(url: str) -> None:
+    with pytest.raises(StoreUrlError, match="has to be percent-encoded, such as in a password") as caught:
+        parse_url(url)
+    assert "sec" not in str(caught.value) and "ret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql+asyncpg://ann:sec@db/shop", "ann:sec@db/shop", "host=db password=sec"])
+def test_nor_that_of_a_url_that_is_none(url: str) -> None:
+    with pytest.raises(StoreUrlError) as caught:
+        open_store(url)
+    assert "sec" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sign", "/?#@:%[]&= ")
+def test_a_password_may_have_any_sign_that_is_encoded(sign: str) -> None:
+    location = parse_url(f"postgresql://ann:sec{urlquote(sign, safe='')}ret@db:5432/shop?application_name=a@b")
+    assert location.name == "postgresql://ann@db:5432/shop"
+
+
+@pytest.mark.parametrize("url", ["postgresql://[::1/shop", "postgresql://::1]/shop", "postgresql://a]b/shop"])
+def test_what_the_driver_could_not_read(url: str) -> None:
+    with pytest.raises(StoreUrlError):
+        parse_url(url)
 
 
 @pytest.mark.parametrize("host", ["db:x", "db:0", "db:65536", "a,b:99999", "[::1]:x"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import quote as percent_encode
 
 from msgspec import Struct
 
@@ -15,7 +16,10 @@ _DRIVERS = (
     *("gsslib", "sslmode", "sslcert", "sslkey", "sslpassword", "sslrootcert", "sslcrl", "sslnegotiation"),
     *("ssl_min_protocol_version", "ssl_max_protocol_version"),
 )
+_SESSIONS = ("any", "primary", "standby", "read-write", "read-only", "prefer-standby")
 OPTIONS = (*_OURS, *_DRIVERS)
+_CLEAR = ":%!$&'()*+,;="
+"""What may stand in a user or password as it is, beside letters and digits."""
 _LONGEST = 3_600_000
 _LONGEST_NAME = 63
 
@@ -51,14 +55,19 @@ def parse_url(url: str) -> Location:
     `connect_timeout` (seconds) and `application_name`; those of libpq about hosts and TLS are passed on.
     Raises `StoreUrlError`, which shows no password.
     """
+    _check_signs(url)
     name = _shown(url)
     _check_hosts(url, name)
     options = _options(url, name)
     passed = {key: value for key, value in options.items() if key in _DRIVERS}
+    for port in options.get("port", "").split(","):
+        _check_port(port, name)
+    if (wanted := options.get("target_session_attrs", "any")) not in _SESSIONS:
+        raise StoreUrlError(f"{name!r}: target_session_attrs is one of {', '.join(_SESSIONS)}; it can't be {wanted!r}")
     hosts = options.get("host", "") + url.partition("://")[2].partition("/")[0].rpartition("@")[2]
     if "," in hosts and "target_session_attrs" not in passed:
         passed["target_session_attrs"] = "read-write"  # Of several servers, the one that takes writes.
-    head = url.partition("?")[0]
+    head = _head(url)
     return Location(
         url=f"{head}?{urlencode(passed)}" if passed else head,
         name=name,
@@ -77,6 +86,13 @@ def quote(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
+def _head(url: str) -> str:
+    """The URL up to its options, where the driver would stumble over what a user or password has in it."""
+    scheme, _, rest = url.partition("?")[0].partition("://")
+    user, at, hosts = rest.rpartition("@")
+    return f"{scheme}://{percent_encode(user, safe=_CLEAR)}{at}{hosts}"
+
+
 def _shown(url: str) -> str:
     """The URL without password and options."""
     scheme, _, rest = url.partition("://")
@@ -85,15 +101,44 @@ def _shown(url: str) -> str:
     return f"{scheme}://{user.partition(':')[0]}{at}{hosts}{slash}{path}"
 
 
+def _check_signs(url: str) -> None:
+    """Refuses what is cut elsewhere than somebody meant it: then a part of the password could be anywhere, so that
+    nothing of the URL is shown."""
+    head, _, query = url.partition("://")[2].partition("?")
+    authority, _, path = head.partition("/")
+    # An @ may be in a value of an option; not in a name, nor where no port is that could be one.
+    at_home = all(pair.partition("=")[0] in OPTIONS for pair in query.split("&") if "@" in pair) and (
+        "@" in authority or all(_is_port(_port(host)) for host in authority.split(","))
+    )
+    if "#" in url or authority.count("@") > 1 or "@" in path or ("@" in query and not at_home):
+        raise StoreUrlError(
+            "the URL of the store has a / ? # or @ where it has to be percent-encoded, such as in a password: write "
+            "%2F %3F %23 %40 there"
+        )
+
+
 def _check_hosts(url: str, name: str) -> None:
     authority = url.partition("://")[2].partition("?")[0].partition("/")[0]
     for host in authority.rpartition("@")[2].split(","):
-        # Of an IPv6 address in brackets only what follows can be a port.
-        port = host.rpartition("]")[2].partition(":")[2]
-        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise StoreUrlError(f"{name!r} has the port {port!r}; a port is a number from 1 to 65535")
+        _check_port(_port(host), name)
+        if host.startswith("[") is not ("]" in host):
+            raise StoreUrlError(f"{name!r} has the host {host!r}; an IPv6 address has brackets around it")
     if "\0" in unquote(url):
         raise StoreUrlError(f"{name!r} has a NUL character")
+
+
+def _port(host: str) -> str:
+    """What follows a host: of an IPv6 address in brackets only what is behind these."""
+    return host.rpartition("]")[2].partition(":")[2]
+
+
+def _is_port(port: str) -> bool:
+    return not port or (port.isascii() and port.isdigit() and 0 < int(port) < 65536)
+
+
+def _check_port(port: str, name: str) -> None:
+    if not _is_port(port):
+        raise StoreUrlError(f"{name!r} has the port {port!r}; a port is a number from 1 to 65535")
 
 
 def _options(url: str, name: str) -> dict[str, str]:
