@@ -43,6 +43,7 @@ MODEL = {
         "signature",
     ),
     "values",
+    "wording",
 }
 SEAM = ("base", "exchange")
 """Of `stores`, what all of them and the engine know."""

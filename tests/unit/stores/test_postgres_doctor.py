@@ -128,6 +128,40 @@ async def test_a_user_without_rights(store: Store, url: str, postgres: Postgres,
     postgres.run(f"DROP ROLE {role}")
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("default_transaction_read_only = on", "default_transaction_read_only is on: nothing can be written"),
+        ("transaction_timeout = '100ms'", "transaction_timeout is 100: "),
+        ("standard_conforming_strings = off", "as it was made"),
+        ("idle_session_timeout = '1s'", "no setting that hurts"),
+    ],
+)
+async def test_settings_of_a_database_are_told_and_in_nobodys_way(
+    store: Store, url: str, postgres: Postgres, sound: None, setting: str, words: str
+) -> None:
+    if "transaction_timeout" in setting and not postgres.run("SHOW server_version_num")[0][0].startswith(("17", "18")):
+        pytest.skip("there is no transaction_timeout before PostgreSQL 17")
+    postgres.run(f"ALTER DATABASE {urlsplit(url).path[1:]} SET {setting}")
+    await found(store, words)
+    assert [what for what in bad(await store.check()) if words not in what] == []
+
+
+async def test_what_can_not_be_looked_at_is_a_finding(store: Store, url: str, postgres: Postgres) -> None:
+    role = f"nobody_{urlsplit(url).path[1:]}"
+    postgres.run(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1")
+    parts = urlsplit(url)
+    weak = open_store(urlunsplit(parts._replace(netloc=parts.netloc.replace("postgres@", f"{role}@"))))
+    try:
+        assert "USAGE ON SCHEMA perdure" in (await found(weak, "lacks rights")).what
+        assert "does not permit that" in (await found(weak, "workers can't be looked at")).what
+        assert "has no connection left" in (await found(weak, "the schema can't be looked at")).what
+        assert "CONNECTION LIMIT" in (await found(weak, "1 of the 1 connection that it may have")).advice
+    finally:
+        await weak.close()
+        postgres.run(f"DROP ROLE {role}")
+
+
 async def test_dead_workers_and_what_nobody_looks_after(
     store: Store, url: str, postgres: Postgres, sound: None
 ) -> None:
@@ -167,11 +201,12 @@ async def test_settings_that_hurt() -> None:
     good = {
         "autovacuum": "on", "default_transaction_isolation": "read committed", "default_transaction_read_only": "off",
         "fsync": "on", "full_page_writes": "on", "idle_in_transaction_session_timeout": "60000",
-        "synchronous_commit": "on", "track_counts": "on", "work_mem": "4096",
+        "synchronous_commit": "on", "track_counts": "on", "transaction_timeout": "0", "work_mem": "4096",
     }  # fmt: skip
     hurt = {
         "autovacuum": "off", "default_transaction_isolation": "serializable", "default_transaction_read_only": "on",
-        "fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "track_counts": "off", "work_mem": "64",
+        "fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "track_counts": "off",
+        "transaction_timeout": "50", "work_mem": "64",
     }  # fmt: skip
     assert [finding.what for finding in doctor._settings(good)] == ["no setting that hurts"]
     for name, value in hurt.items():
@@ -184,8 +219,11 @@ async def test_settings_that_hurt() -> None:
 
 
 async def test_a_server_that_is_full() -> None:
-    assert next(doctor._connections(89, 100)).severity is Severity.OK
-    assert next(doctor._connections(95, 100)).severity is Severity.WARNING
+    assert [each.severity for each in doctor._connections(89, 100, 1, -1)] == [Severity.OK]
+    assert next(doctor._connections(95, 100, 1, -1)).severity is Severity.WARNING
+    assert [each.severity for each in doctor._connections(5, 100, 5, 20)] == [Severity.OK]
+    for own, limit in ((19, 20), (1, 2)):
+        assert f"{own} of the {limit} connections" in list(doctor._connections(20, 100, own, limit))[-1].what
 
 
 async def test_tables_full_of_dead_rows() -> None:

@@ -21,6 +21,7 @@ else:
     Connection = asyncpg.Connection
 
 _OLDEST = 140_000
+_WITH_TRANSACTION_TIMEOUT = 170_000
 _GRACE = 5.0
 """Seconds over the statement's time limit after which a server that says nothing is given up."""
 _STATEMENTS = 256
@@ -32,10 +33,13 @@ SELECT set_config('search_path', $1, false), set_config('statement_timeout', $2,
        set_config('lock_timeout', $3, false), set_config('idle_in_transaction_session_timeout', $4, false),
        set_config('timezone', 'UTC', false), set_config('enable_seqscan', 'off', false),
        set_config('enable_hashjoin', 'off', false), set_config('enable_mergejoin', 'off', false),
-       set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false)
+       set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false),
+       set_config('idle_session_timeout', '0', false)
 """
 """Plans are kept, and the tables of a queue may be tiny when one is made and huge when it is used: no plan walks a
 table because that was cheap once, or sorts what an index has in order."""
+_SETTLE_IN_17 = f"{_SETTLE_IN.rstrip()}, set_config('transaction_timeout', '0', false)"
+"""From PostgreSQL 17 on."""
 _IDLE_IN_TRANSACTION = 30_000
 
 
@@ -91,7 +95,8 @@ async def _connect(location: Location, way: Way, url: str | None, statement_time
         _check(location, version, replica)
         if way is Way.DIRECT:
             milliseconds = (str(limit), str(location.lock_timeout), str(_IDLE_IN_TRANSACTION))
-            await connection.fetch(_SETTLE_IN, quote(location.schema), *milliseconds)
+            settle_in = _SETTLE_IN if version < _WITH_TRANSACTION_TIMEOUT else _SETTLE_IN_17
+            await connection.fetch(settle_in, quote(location.schema), *milliseconds)
     except BaseException:
         connection.terminate()
         raise

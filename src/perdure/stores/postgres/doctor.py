@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import asyncpg
@@ -17,6 +17,7 @@ from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
 from perdure.stores.postgres.listen import hears
 from perdure.stores.postgres.sql import load, migrations
 from perdure.stores.postgres.url import Location, quote
+from perdure.wording import counted
 
 _OLD: Millis = 60_000
 """A transaction that is open for longer keeps dead rows from being cleared away."""
@@ -24,38 +25,56 @@ _MANY_DEAD = 20_000
 _BLOATED, _LARGE = 4, 32 << 20
 """How many times what its entries need an index may have, and from how many bytes on that matters."""
 _FULL = 0.9
+_FEW = 8
+"""Connections of a worker process: four of its own, and as many for what it and its steps ask."""
+_SHORT: Millis = 30_000
 _CLOCKS_APART: Millis = 1_000
 _LITTLE_MEMORY = 1024
 """Kibibytes, as `work_mem` has them."""
 _MANY_RECHECKS = 5_000
+_UNSEEN = "do what is said there or in the other lines, and look again"
 
 
 async def examine(location: Location, now: Millis | None = None) -> list[Finding]:
     """Looks at everything that can be wrong with a store, its server, and what lies between.
 
     Reads only, but for a scratch schema that is rolled back. `now` replaces the server's clock where leases are looked
-    at. Raises `StoreError`.
+    at. What can't be looked at is a finding too. Raises `StoreError` when the server can't be reached.
     """
     sql = load("doctor", location.schema)
     try:
         way = await find_way(location)
         connection = await connect(location, Way.POOLED_PLAIN)
-        try:
-            findings = await _server(connection, sql)
-            findings += [_connection(location, way)]
-            findings += _rights(await connection.fetch(sql["rights"], location.schema))
-            findings += await _schema(location)
-            findings += _settings({row["name"]: row["value"] for row in await connection.fetch(sql["settings"])})
-            findings += _connections(*(await connection.fetch(sql["connections"]))[0])
-            findings += await _held(connection, sql)
-            findings += _tables(await connection.fetch(sql["tables"], location.schema), location.schema)
-            findings += _indexes(await connection.fetch(sql["indexes"], location.schema), location.schema)
-            findings += await _work(connection, sql, now)
-        finally:
-            connection.terminate()
     except DRIVER_ERRORS as error:
         raise translate(error, location) from error
-    return [*findings, await _wake_ups(location, way)]
+
+    async def asked(name: str, judge: Callable[[Sequence[Any]], Iterable[Finding]], *args: object) -> Iterable[Finding]:
+        return judge(await connection.fetch(sql[name], *args))
+
+    findings = [_connection(location, way)]
+    schema = location.schema
+    looks: list[tuple[str, Callable[[], Awaitable[Iterable[Finding]]]]] = [
+        ("the server", lambda: _server(connection, sql)),
+        ("rights", lambda: asked("rights", _rights, schema)),
+        ("the schema", lambda: _schema(location)),
+        ("settings", lambda: asked("settings", lambda rows: _settings({row["name"]: row["value"] for row in rows}))),
+        ("connections", lambda: asked("connections", lambda rows: _connections(*rows[0]))),
+        ("what keeps dead rows", lambda: _held(connection, sql)),
+        ("tables", lambda: asked("tables", lambda rows: _tables(rows, schema), schema)),
+        ("indexes", lambda: asked("indexes", lambda rows: _indexes(rows, schema), schema)),
+        ("workers", lambda: _work(connection, sql, now)),
+        ("wake-ups", lambda: _wake_ups(location, way)),
+    ]
+    try:
+        for what, look in looks:
+            try:
+                findings += await look()
+            except (StoreError, *DRIVER_ERRORS) as error:
+                said = error if isinstance(error, StoreError) else translate(error, location)
+                findings.append(Finding(Severity.PROBLEM, f"{what} can't be looked at: {said}", _UNSEEN))
+    finally:
+        connection.terminate()
+    return findings
 
 
 async def _server(connection: Connection, sql: Mapping[str, str]) -> list[Finding]:
@@ -154,6 +173,10 @@ def _settings(found: Mapping[str, str]) -> Iterator[Finding]:
             "the last commits may be lost in a crash, so that steps run again that were kept", "on",
         ),
         ("autovacuum", found["autovacuum"] == "off", Severity.PROBLEM, "tables and claims get slower and slower", "on"),
+        (
+            "transaction_timeout", 0 < int(found.get("transaction_timeout", "0")) < _SHORT, Severity.WARNING,
+            "transactions of yours with starts or steps in them, and calls behind a pooler, may be ended", "0",
+        ),
         ("track_counts", found["track_counts"] == "off", Severity.PROBLEM, "autovacuum finds nothing to do", "on"),
         (
             "default_transaction_read_only", found["default_transaction_read_only"] == "on", Severity.PROBLEM,
@@ -184,13 +207,19 @@ def _settings(found: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(Severity.OK, "no setting that hurts")
 
 
-def _connections(used: int, most: int) -> Iterator[Finding]:
+def _connections(used: int, most: int, own: int, limit: int) -> Iterator[Finding]:
     what = f"{used} of {most} connections are in use"
     if used < most * _FULL:
         yield Finding(Severity.OK, what)
     else:
         yield Finding(
             Severity.WARNING, what, "raise max_connections, lower ?pool=… of the store, or put PgBouncer before it"
+        )
+    if limit >= 0 and (own >= limit * _FULL or limit < _FEW):
+        yield Finding(
+            Severity.WARNING,
+            f"this user has {own} of the {counted(limit, 'connection')} that it may have in this database",
+            f"a worker process has up to {_FEW} with ?pool=4: raise CONNECTION LIMIT of the role or of the database",
         )
 
 
@@ -285,15 +314,15 @@ async def _work(connection: Connection, sql: Mapping[str, str], now: Millis | No
     return findings
 
 
-async def _wake_ups(location: Location, way: Way) -> Finding:
+async def _wake_ups(location: Location, way: Way) -> list[Finding]:
     if await hears(location):
-        return Finding(Severity.OK, "wake-ups come through")
+        return [Finding(Severity.OK, "wake-ups come through")]
     advice = (
         "look whether something between drops them; workers find work by polling until then"
         if way is Way.DIRECT
         else "give the server's own URL as ?listen=…; workers find work by polling until then"
     )
-    return Finding(Severity.WARNING, "no wake-ups come through", advice)
+    return [Finding(Severity.WARNING, "no wake-ups come through", advice)]
 
 
 def _listed(names: Sequence[str]) -> str:

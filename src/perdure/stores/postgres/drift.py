@@ -50,6 +50,9 @@ async def _catalogs(
     transaction = connection.transaction()
     await transaction.start()
     try:
+        await connection.execute("SET TRANSACTION READ WRITE")  # Unless it is a replica, whatever the default is.
+        if connection.get_server_version().major >= 17:
+            await connection.execute("SET LOCAL transaction_timeout = 0")
         there = await _catalog(connection, location.schema)
         await connection.execute(f"CREATE SCHEMA {scratch}; SET LOCAL search_path = {scratch}")
         for migration in known:

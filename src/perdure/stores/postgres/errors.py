@@ -78,8 +78,10 @@ _SAID = {
 }
 _SAID_FOR_NOW = {
     "08": "can't be reached, or broke the connection off",
-    "25006": "takes no writes: it is a read replica, or was one after a failover; the URL must lead to the primary",
+    "25006": "takes no writes: it is a read replica, or was one after a failover, and the URL must lead to the primary;"
+    " or default_transaction_read_only is on",
     "25P03": "ended a transaction that was idle for too long",
+    "25P04": "ended a transaction that took longer than transaction_timeout",
     "26000": "seems to be behind a pooler that mixes up prepared statements: update PgBouncer to 1.21 or newer",
     "40": "rolled the call back, others are at the same rows; try again",
     "53100": "has no room left on its disk: free some",
@@ -91,7 +93,7 @@ _SAID_FOR_NOW = {
     "58": "can't read or write its files: look at its disk and log",
     "XX": "failed by itself: look at its log",
 }
-_BROKEN = ("08", "25006", "25P03", "26000", "42P05", "57P", "58")
+_BROKEN = ("08", "25006", "25P03", "25P04", "26000", "42P05", "57P", "58")
 """After these a connection is of no use, even where it is open still."""
 
 

@@ -88,6 +88,8 @@ async def _apply(connection: Connection, location: Location, known: Sequence[Mig
     sql = load("migrate", location.schema)
     async with connection.transaction():
         await connection.fetch(sql["settle_in"], quote(location.schema), str(_LOCK_WAIT))
+        if connection.get_server_version().major >= 17:
+            await connection.execute("SET LOCAL transaction_timeout = 0")
         await connection.fetch(sql["lock"], f"perdure {location.schema}")
         if migration not in _missing(location, known, await _applied(connection, location)):
             return False

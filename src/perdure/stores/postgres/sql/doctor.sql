@@ -12,14 +12,20 @@ SELECT
 SELECT name, reset_val AS value FROM pg_settings
 WHERE name IN (
     'autovacuum', 'default_transaction_isolation', 'default_transaction_read_only', 'fsync', 'full_page_writes',
-    'idle_in_transaction_session_timeout', 'synchronous_commit', 'track_counts', 'work_mem'
+    'idle_in_transaction_session_timeout', 'synchronous_commit', 'track_counts', 'transaction_timeout', 'work_mem'
 );
 
 -- name: connections
--- How many connections there are, and how many there may be for those who are no superusers. Walks the sessions.
+-- How many connections there are, and how many there may be for those who are no superusers; how many this user has in
+-- this database, and may have (-1 for no limit). Walks the sessions.
 SELECT
     (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used,
-    current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int AS most;
+    current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int AS most,
+    (SELECT count(*) FROM pg_stat_activity WHERE usename = session_user AND datname = current_database()) AS own,
+    coalesce(least(
+        (SELECT nullif(r.rolconnlimit, -1) FROM pg_roles AS r WHERE r.rolname = session_user AND NOT r.rolsuper),
+        (SELECT nullif(d.datconnlimit, -1) FROM pg_database AS d WHERE d.datname = current_database())
+    ), -1) AS "limit";
 
 -- name: snapshots
 -- Sessions that look at the database as it was longer than $1 milliseconds ago, the oldest first: nothing that was
