@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shlex
 from pathlib import Path
 
+import click
 import pytest
+
+from perdure.cli import cli
 
 from .pages import ROOT, Reader, blocks, pages
 
@@ -31,6 +35,17 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_block_that_is_not_run_says_why(page: Path) -> None:
     skipped = [block for block in blocks(page) if block.mark("skip") is not None]
     assert all(len(block.mark("skip") or "") > 10 for block in skipped)
+
+
+@pytest.mark.parametrize("page", pages(), ids=_named)
+def test_commands_are_ones_that_there_are(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that are not run."""
+    monkeypatch.setattr(click.Command, "invoke", lambda *_: None)
+    for block in blocks(page):
+        for line in block.code.splitlines() if block.language in ("bash", "console") else ():
+            words = shlex.split(line.removeprefix("$ ").partition("|")[0], comments=True)
+            if words[:1] == ["perdure"]:
+                cli.main(words[1:], standalone_mode=False)  # raises a UsageError
 
 
 @pytest.mark.parametrize("page", pages(), ids=_named)
