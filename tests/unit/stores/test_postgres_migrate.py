@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
+import psycopg
 import pytest
+from msgspec.structs import replace
 
 from perdure.errors import SchemaTooNew, StoreError, StoreUnavailable
 from perdure.stores.postgres import migrate
 from perdure.stores.postgres.connect import connect
 from perdure.stores.postgres.drift import Drift, drift
 from perdure.stores.postgres.sql import Migration, migrations, parse
-from perdure.stores.postgres.url import Location, parse_url
+from perdure.stores.postgres.url import Location, parse_url, quote
 from servers.postgres import Postgres, installed
 
 FIRST = Migration(
@@ -123,13 +126,61 @@ async def test_without_the_right_to_make_a_schema(location: Location, postgres: 
         postgres.run(f"DROP ROLE {name}")
 
 
-@pytest.mark.anyio
-async def test_psql_does_the_same(location: Location, tmp_path: Path) -> None:
+async def by_psql(location: Location, file: Path, known: list[Migration]) -> None:
+    """Does what `perdure migrate --print` prints."""
     psql = next(iter(installed().values())) / "psql"
-    file = tmp_path / "all.sql"
-    file.write_text(migrate.script(location, await migrate.pending(location, BOTH)), encoding="utf-8")
+    file.write_text(migrate.script(location, await migrate.pending(location, known)), encoding="utf-8")
     command = [psql, location.url, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", file]
     await asyncio.to_thread(subprocess.run, command, check=True, timeout=60, capture_output=True)
+
+
+@pytest.mark.anyio
+async def test_the_owner_of_a_schema_needs_no_right_to_make_one(
+    location: Location, postgres: Postgres, tmp_path: Path
+) -> None:
+    name = f"owner_{location.url.rpartition('/')[2]}"
+    postgres.run(f"CREATE ROLE {name} LOGIN")
+    postgres.run(f"CREATE SCHEMA {quote(location.schema)} AUTHORIZATION {name}", url=location.url)
+    owners = replace(location, url=location.url.replace("postgres@", f"{name}@"))
+    try:
+        await by_psql(owners, tmp_path / "first.sql", [FIRST])
+        assert await migrate.migrate(owners, BOTH) == ["0002_more"]
+    finally:
+        postgres.run(f"DROP OWNED BY {name}", url=location.url)
+        postgres.run(f"DROP ROLE {name}")
+
+
+@pytest.mark.anyio
+async def test_where_backslashes_mean_something_in_strings(
+    location: Location, postgres: Postgres, tmp_path: Path
+) -> None:
+    postgres.run(f"ALTER DATABASE {location.url.rpartition('/')[2]} SET standard_conforming_strings = off")
+    await by_psql(location, tmp_path / "all.sql", migrations())
+    start = f"SELECT {quote(location.schema)}.start('w', id => E'a\\tb')"
+    with pytest.raises(psycopg.Error, match="control character"):
+        postgres.run(start, url=location.url)
+    other = replace(location, schema="it's \\another")
+    await by_psql(other, tmp_path / "other.sql", migrations())
+    assert await drift(other) == Drift([], [], [])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_another_encoding_is_named(postgres: Postgres, encoding: str) -> None:
+    parts = urlsplit(postgres.url)
+    database = f"perdure_{encoding.lower()}"
+    postgres.run(f"CREATE DATABASE {database} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    url = urlunsplit(parts._replace(path=f"/{database}"))
+    try:
+        with pytest.raises(StoreError, match=f"whose encoding is {encoding}: Perdure needs UTF8"):
+            await migrate.migrate(parse_url(url))
+    finally:
+        postgres.drop(url)
+
+
+@pytest.mark.anyio
+async def test_psql_does_the_same(location: Location, tmp_path: Path) -> None:
+    await by_psql(location, tmp_path / "all.sql", BOTH)
     await migrate.verify(location, BOTH)
     assert await drift(location, BOTH) == Drift([], [], [])
     assert migrate.script(location, await migrate.pending(location, BOTH)) == ""

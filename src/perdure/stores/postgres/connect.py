@@ -27,7 +27,10 @@ _GRACE = 5.0
 _STATEMENTS = 256
 """Prepared statements that a connection keeps."""
 
-_HELLO = "SELECT pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery()"
+_HELLO = """
+SELECT pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(),
+       current_setting('server_encoding')
+"""
 _SETTLE_IN = """
 SELECT set_config('search_path', $1, false), set_config('statement_timeout', $2, false),
        set_config('lock_timeout', $3, false), set_config('idle_in_transaction_session_timeout', $4, false),
@@ -63,8 +66,8 @@ async def connect(
 ) -> Connection:
     """One connection, ready for use; `url` leads to the same database by another way, without a pooler.
 
-    Errors are those of the driver, except `StoreError` for a server that is too old and `StoreUnavailable` for a
-    replica.
+    Errors are those of the driver, except `StoreError` for a server that is too old or an encoding that is not UTF8, and
+    `StoreUnavailable` for a replica.
     """
     connecting = asyncio.ensure_future(_connect(location, way, url, statement_timeout))
     try:
@@ -91,8 +94,8 @@ async def _connect(location: Location, way: Way, url: str | None, statement_time
     )
     try:
         _keep_alive(connection)
-        _, version, replica = _row(await connection.fetch(_HELLO))
-        _check(location, version, replica)
+        _, version, replica, encoding = _row(await connection.fetch(_HELLO))
+        _check(location, version, replica, encoding)
         if way is Way.DIRECT:
             milliseconds = (str(limit), str(location.lock_timeout), str(_IDLE_IN_TRANSACTION))
             settle_in = _SETTLE_IN if version < _WITH_TRANSACTION_TIMEOUT else _SETTLE_IN_17
@@ -131,11 +134,16 @@ def _patience(statement_timeout: int) -> float | None:
     return statement_timeout / 1000 + _GRACE if statement_timeout else None
 
 
-def _check(location: Location, version: int, replica: bool) -> None:
+def _check(location: Location, version: int, replica: bool, encoding: str) -> None:
     if version < _OLDEST:
         raise StoreError(
             f"the store {location.name} is on PostgreSQL {version // 10_000}, which is too old: "
             f"Perdure needs {_OLDEST // 10_000} or newer"
+        )
+    if encoding != "UTF8":
+        raise StoreError(
+            f"the store {location.name} is in a database whose encoding is {encoding}: Perdure needs UTF8, so make "
+            "another one (CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0)"
         )
     if replica:
         raise StoreUnavailable(

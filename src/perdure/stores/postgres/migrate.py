@@ -66,8 +66,18 @@ async def verify(location: Location, known: Sequence[Migration] | None = None) -
 def script(location: Location, missing: Sequence[Migration]) -> str:
     """What `psql` would have to run to do the same as `migrate`."""
     schema = quote(location.schema)
-    head = f"CREATE SCHEMA IF NOT EXISTS {schema};\nSET search_path = {schema};\n"
+    # Whoever owns the schema need not have the right to make one, which CREATE SCHEMA IF NOT EXISTS asks for first.
+    make = (
+        f"BEGIN IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = {_literal(location.schema)}) THEN"
+        f" CREATE SCHEMA {schema}; END IF; END"
+    )
+    head = f"DO {_literal(make)};\nSET search_path = {schema};\n"
     return "\n".join([head, *(each.script for each in missing)]) if missing else ""
+
+
+def _literal(text: str) -> str:
+    """A text as SQL has it, whatever standard_conforming_strings is."""
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 async def _patiently_apply(
