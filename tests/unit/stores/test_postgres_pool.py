@@ -17,6 +17,7 @@ from perdure.stores.postgres.url import parse_url
 from servers.postgres import Postgres, PostgresServer, own_server
 
 PATIENCE = 30
+PID = "SELECT pg_backend_pid() FROM pg_sleep(0.01)"
 
 
 @pytest.fixture
@@ -51,11 +52,13 @@ async def test_rows_and_values(connections: Connections) -> None:
 
 
 @pytest.mark.anyio
-async def test_sessions_have_settings_of_ours(postgres_url: str) -> None:
+async def test_sessions_have_settings_of_ours(postgres_url: str, postgres: Postgres) -> None:
+    database = postgres_url.rpartition("/")[2]
+    postgres.run(f"ALTER DATABASE {database} SET idle_session_timeout = '1h'")
     connections = Connections(parse_url(f"{postgres_url}?schema=a%20b&statement_timeout=1234&lock_timeout=77"))
-    names = ("search_path", "statement_timeout", "lock_timeout", "application_name", "timezone")
+    names = ("search_path", "statement_timeout", "lock_timeout", "application_name", "timezone", "idle_session_timeout")
     rows = await connections.call("SELECT current_setting(name) FROM unnest($1::text[]) AS name", list(names))
-    assert [row[0] for row in rows] == ['"a b"', "1234ms", "77ms", "perdure", "UTC"]
+    assert [row[0] for row in rows] == ['"a b"', "1234ms", "77ms", "perdure", "UTC", "0"]
     await connections.close()
 
 
@@ -129,6 +132,18 @@ async def test_a_cancelled_call_leaves_the_connection_usable(connections: Connec
     with pytest.raises(asyncio.CancelledError):
         await call
     assert (await connections.call("SELECT pg_backend_pid()"))[0][0] == pid
+
+
+@pytest.mark.anyio
+async def test_a_call_is_not_sent_on_a_connection_that_was_ended(
+    connections: Connections, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server, or something between, ends what is idle: nothing was asked by then, so nobody is told."""
+    monkeypatch.setattr("perdure.stores.postgres.pool._FRESH", 0.0)
+    pids = {row[0] for rows in await asyncio.gather(*(connections.call(PID) for _ in range(2))) for row in rows}
+    for pid in pids:
+        assert postgres.run(f"SELECT pg_terminate_backend({pid}, {PATIENCE * 1000})") == [(True,)]
+    assert (await connections.call(PID))[0][0] not in pids
 
 
 @pytest.mark.anyio

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
 import socket
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ async def connect(
 ) -> Connection:
     """One connection, ready for use; `url` leads to the same database by another way, without a pooler.
 
-    Errors are those of the driver, except `StoreError` for a server that is too old or an encoding that is not UTF8, and
+    Errors are those of the driver, except `StoreError` for a server that is too old or has another encoding, and
     `StoreUnavailable` for a replica.
     """
     connecting = asyncio.ensure_future(_connect(location, way, url, statement_timeout))
@@ -124,6 +125,20 @@ async def find_way(location: Location) -> Way:
             return Way.POOLED_PLAIN
     finally:
         await connection.close(timeout=_GRACE)
+
+
+def is_ended(connection: Connection) -> bool:
+    """Whether the other side has ended a connection that nobody uses, as far as this machine knows already.
+
+    The driver learns of it when its event loop has read the goodbye; who calls before that would not know whether the
+    call was carried out. Nothing else is said on a connection that does not listen.
+    """
+    sock = connection._transport.get_extra_info("socket")
+    if sock is None or not hasattr(select, "poll") or connection._protocol._is_cancelling():
+        return False  # The end of a call that was cancelled may be on its way.
+    news = select.poll()
+    news.register(sock.fileno(), select.POLLIN)
+    return bool(news.poll(0))
 
 
 def _row(rows: list[asyncpg.Record]) -> tuple[Any, ...]:

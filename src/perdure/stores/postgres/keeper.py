@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from perdure.model import Millis
 from perdure.stores.postgres.connect import Connection, Way, connect
-from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
+from perdure.stores.postgres.errors import DRIVER_ERRORS, is_broken, translate
 from perdure.stores.postgres.sql import load
 from perdure.stores.postgres.url import Location
 from perdure.stores.shared.thread import submit
@@ -17,7 +17,7 @@ _SHORTEST, _LONGEST = 1.0, 10.0
 
 
 class LeaseKeeper:
-    """Renews on a connection that it opens at the first renewal and again after an error."""
+    """Renews on a connection that it opens at the first renewal, and again when that is lost."""
 
     def __init__(
         self, location: Location, worker: int, lease: Millis, now: Callable[[], Millis | None] = lambda: None
@@ -44,12 +44,21 @@ class LeaseKeeper:
     async def _renew(self) -> bool:
         try:
             async with asyncio.timeout(self._patience):
-                if self._connection is None:
-                    # Nothing is gained by preparing a call that comes every few seconds; this way suits any pooler.
-                    self._connection = await connect(self._location, Way.POOLED_PLAIN)
-                return bool(await self._connection.fetchval(self._statement, self._now(), self._worker, self._lease))
+                if self._connection is not None:
+                    try:
+                        return await self._ask(self._connection)
+                    except DRIVER_ERRORS as error:
+                        if not is_broken(error):
+                            raise
+                        await self._close()  # Between two renewals servers and firewalls end what is idle.
+                # Nothing is gained by preparing a call that comes every few seconds; this way suits any pooler.
+                self._connection = await connect(self._location, Way.POOLED_PLAIN)
+                return await self._ask(self._connection)
         except BaseException as error:
             await self._close()
             if isinstance(error, DRIVER_ERRORS):
                 raise translate(error, self._location) from error
             raise
+
+    async def _ask(self, connection: Connection) -> bool:
+        return bool(await connection.fetchval(self._statement, self._now(), self._worker, self._lease))

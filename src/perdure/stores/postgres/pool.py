@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 
 from perdure.errors import StoreError
-from perdure.stores.postgres.connect import Connection, Way, connect, find_way
+from perdure.stores.postgres.connect import Connection, Way, connect, find_way, is_ended
 from perdure.stores.postgres.errors import DRIVER_ERRORS, is_broken, is_transient, translate
 from perdure.stores.postgres.url import Location
 
@@ -25,6 +25,8 @@ _RESERVED = 2
 """The most connections of one event loop for calls of workers: an exchange and a chore beside it."""
 _TRIES, _PATIENCE = 10, 10.0
 """How often, and for how many seconds, a call that was rolled back is repeated."""
+_FRESH = 0.01
+"""Seconds for which an idle connection is taken as it is: those of busy programs are not looked at for each call."""
 _FAREWELL = 5.0
 """Seconds that closing waits for calls that are under way, and for the server's goodbye."""
 
@@ -122,7 +124,8 @@ class _Pool:
         self._way = way
         self._size = size
         self._slots = asyncio.Semaphore(size)
-        self._idle: list[Connection] = []
+        self._idle: list[tuple[float, Connection]] = []
+        """And since when."""
         self._closed = False
         self._guard: AsyncGenerator[None] | None = None
 
@@ -147,7 +150,7 @@ class _Pool:
                 if self._closed:
                     connection.terminate()
                 elif not connection.is_closed():
-                    self._idle.append(connection)
+                    self._idle.append((time.monotonic(), connection))
 
     async def close(self) -> None:
         if self._guard is not None:
@@ -172,7 +175,7 @@ class _Pool:
             pass  # The calls that are under way end their connections themselves, afterwards.
         self._closed = True
         idle, self._idle = self._idle, []
-        for connection in idle:
+        for _, connection in idle:
             try:
                 await connection.close(timeout=_FAREWELL)
             except DRIVER_ERRORS:
@@ -182,12 +185,15 @@ class _Pool:
 
     def _latest(self) -> Connection | None:
         while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_closed():
+            since, connection = self._idle.pop()
+            if connection.is_closed():
+                continue
+            if time.monotonic() - since < _FRESH or not is_ended(connection):
                 return connection
+            connection.terminate()
         return None
 
     def _drop_idle(self) -> None:
-        for connection in self._idle:
+        for _, connection in self._idle:
             connection.terminate()
         self._idle.clear()
