@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _OF_MANY = {"is": "are", "has": "have"}
 
@@ -11,6 +11,11 @@ _OF_MANY = {"is": "are", "has": "have"}
 def counted(count: int, what: str) -> str:
     """So many of something, which is named in the singular: "1 run", "1,200 runs"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def shortened(names: Sequence[str], between: str, most: int) -> str:
+    """The first of them, and how many there are besides."""
+    return between.join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def does(count: int, verb: str) -> str:

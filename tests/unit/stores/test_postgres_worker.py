@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
 
+from perdure import App, sleep
+from perdure.errors import StoreError
 from perdure.model import Start, State
+from perdure.stores import open_store
 from perdure.stores.base import Registration
 from perdure.stores.exchange import Exchange
 from perdure.stores.postgres import PostgresStore
@@ -103,3 +110,64 @@ async def test_a_worker_does_not_wait_behind_starts_that_wait(
         assert not any(start.done() for start in starts)
     assert [[each.existed for each in await start] for start in starts] == [[True]] * 3
     await few.close()
+
+
+def granted() -> list[str]:
+    """What the documentation says to grant."""
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "postgresql.md").read_text(encoding="utf-8")
+    return re.findall(r"^(?:GRANT|ALTER DEFAULT PRIVILEGES).*;$", page, re.MULTILINE)
+
+
+@pytest.fixture
+def shop(postgres: Postgres, postgres_url: str) -> Iterator[str]:
+    """The URL for a role that may do nothing yet."""
+    postgres.run("CREATE ROLE shop LOGIN")
+    parts = urlsplit(postgres_url)
+    yield urlunsplit(parts._replace(netloc=f"shop@{parts.netloc.rpartition('@')[2]}"))
+    postgres.run("DROP OWNED BY shop", url=postgres_url)
+    postgres.run("DROP ROLE shop")
+
+
+@pytest.mark.anyio
+async def test_a_role_with_the_rights_of_the_documentation(
+    store: PostgresStore, postgres: Postgres, postgres_url: str, shop: str
+) -> None:
+    rights = granted()
+    assert len(rights) == 7
+    for right in rights:
+        postgres.run(right, url=postgres_url)
+    app = App(shop, queues=["default"])
+
+    @app.schedule(every=3600, args=(1,))
+    @app.workflow
+    async def double(n: int) -> int:
+        await sleep(0.01)
+        return 2 * n
+
+    app.retain(age=timedelta(days=1))
+    with psycopg.connect(shop) as application:
+        application.execute("SELECT perdure.start('double', '{\"n\": 4}', id => 'four', group_key => 'g')")
+    async with app, app.worker():
+        assert await double.options(group="g", unique="u", labels={"a": "b"}).run(2) == 4
+        assert await app.run("four").result(PATIENCE) == 8
+        await app.run("four").delete()
+    assert [finding.what for finding in await open_store(shop).check() if "lacks" in finding.what] == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("left_out", range(3))
+async def test_a_worker_whose_user_lacks_a_right_does_not_start(
+    store: PostgresStore, postgres: Postgres, postgres_url: str, shop: str, left_out: int
+) -> None:
+    for right in granted()[:3]:
+        postgres.run(right, url=postgres_url)
+    postgres.run(
+        ["REVOKE INSERT ON perdure.run FROM shop", "REVOKE SELECT ON SEQUENCE perdure.topology FROM shop",
+         "REVOKE EXECUTE ON FUNCTION perdure.tell_work FROM PUBLIC"][left_out],
+        url=postgres_url,
+    )  # fmt: skip
+    weak = PostgresStore(parse_url(shop))
+    await weak.open()
+    with pytest.raises(StoreError, match=r"can't be worked on by this user, who lacks .*: GRANT .* TO it"):
+        await worker(weak, "weak", 600_000)
+    await weak.close()

@@ -17,7 +17,7 @@ from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
 from perdure.stores.postgres.listen import hears
 from perdure.stores.postgres.sql import load, migrations
 from perdure.stores.postgres.url import Location, quote
-from perdure.wording import counted
+from perdure.wording import counted, shortened
 
 _OLD: Millis = 60_000
 """A transaction that is open for longer keeps dead rows from being cleared away."""
@@ -122,10 +122,9 @@ def _rights(rows: Sequence[Any]) -> Iterator[Finding]:
     if not missing:
         yield Finding(Severity.OK, "all rights that are needed")
         return
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     yield Finding(
         Severity.PROBLEM,
-        f"this user lacks rights: {'; '.join(missing[:3])}{more}",
+        f"this user lacks rights: {shortened(missing, '; ', 3)}",
         f"GRANT {missing[0]} TO it, and the others; or have it own the schema",
     )
 
@@ -148,13 +147,13 @@ async def _schema(location: Location) -> list[Finding]:
 def _drifted(found: Drift) -> Iterator[Finding]:
     advice = "put it back as `perdure migrate --print` on an empty database shows it"
     if found.missing:
-        yield Finding(Severity.PROBLEM, f"missing from the schema: {_listed(found.missing)}", advice)
+        yield Finding(Severity.PROBLEM, f"missing from the schema: {shortened(found.missing, ', ', 5)}", advice)
     if found.changed:
-        yield Finding(Severity.PROBLEM, f"somebody changed the schema: {_listed(found.changed)}", advice)
+        yield Finding(Severity.PROBLEM, f"somebody changed the schema: {shortened(found.changed, ', ', 5)}", advice)
     if found.extra:
         yield Finding(
             Severity.WARNING,
-            f"not of this library: {_listed(found.extra)}",
+            f"not of this library: {shortened(found.extra, ', ', 5)}",
             "keep tables, indexes, triggers and functions of your own in another schema",
         )
     if not (found.missing or found.changed or found.extra):
@@ -323,10 +322,6 @@ async def _wake_ups(location: Location, way: Way) -> list[Finding]:
         else "give the server's own URL as ?listen=…; workers find work by polling until then"
     )
     return [Finding(Severity.WARNING, "no wake-ups come through", advice)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _lasting(milliseconds: Millis) -> str:

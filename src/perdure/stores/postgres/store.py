@@ -225,7 +225,7 @@ class PostgresStore:
     # --- workers
 
     async def register(self, worker: Registration) -> int:
-        return await workers.register(self._workers, worker)
+        return await workers.register(self._workers, self._location, worker)
 
     def keeper(self, worker: int, lease: Millis) -> Keeper:
         return LeaseKeeper(self._location, worker, lease, self._db.clock)

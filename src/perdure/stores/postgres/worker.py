@@ -5,15 +5,26 @@ from __future__ import annotations
 import msgspec
 
 from perdure.blame import Suspect, judge
+from perdure.errors import StoreError
 from perdure.model import POISONED, State, poisoned
 from perdure.stores.base import Registration
 from perdure.stores.postgres.session import Session, parse
+from perdure.stores.postgres.sql import load
+from perdure.stores.postgres.url import Location
+from perdure.wording import shortened
 
 _Suspects = msgspec.json.Decoder(list[Suspect])
 
 
-async def register(db: Session, worker: Registration) -> int:
-    """Begins an incarnation and returns its id."""
+async def register(db: Session, location: Location, worker: Registration) -> int:
+    """Begins an incarnation and returns its id. `StoreError` where its user lacks a right: a worker would be told of it
+    only by the first call that needs it, and could but try again."""
+    rights = await db.rows(load("doctor", location.schema)["rights"], location.schema)
+    if missing := [row["what"] for row in rights]:
+        raise StoreError(
+            f"the store {location.name} can't be worked on by this user, who lacks {shortened(missing, '; ', 3)}:"
+            f" GRANT {missing[0]} TO it, and the others, or use the owner of schema {location.schema!r}"
+        )
     versions = [
         part for workflow, known in worker.versions.items() for version in known for part in (workflow, version)
     ]

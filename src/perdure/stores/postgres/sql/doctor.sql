@@ -85,7 +85,8 @@ WHERE n.nspname = $1
 ORDER BY c.relname;
 
 -- name: rights
--- What this user lacks to use the schema, as it is granted. Reads the catalog.
+-- What this user lacks to work on the schema, as it is granted; functions that run with the owner's rights are what
+-- applications call. Reads the catalog.
 SELECT 'USAGE ON SCHEMA ' || quote_ident($1) AS what WHERE NOT has_schema_privilege($1, 'USAGE')
 UNION ALL
 SELECT r.name || ' ON ' || quote_ident($1) || '.' || quote_ident(c.relname)
@@ -101,7 +102,7 @@ WHERE n.nspname = $1 AND c.relkind = 'S'
 UNION ALL
 SELECT 'EXECUTE ON FUNCTION ' || p.oid::regprocedure::text
 FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-WHERE n.nspname = $1 AND NOT has_function_privilege(p.oid, 'EXECUTE');
+WHERE n.nspname = $1 AND NOT p.prosecdef AND NOT has_function_privilege(p.oid, 'EXECUTE');
 
 -- name: work
 -- Workers whose lease has ended, workers that live, and groups and sessions that are to be looked after again. Walks the
