@@ -157,14 +157,19 @@ async def test_what_was_rolled_back_is_tried_again(connections: Connections) -> 
 
 
 @pytest.mark.anyio
-async def test_a_lock_that_never_comes(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.stores.postgres.pool._TRIES", 2)
+async def test_a_lock_that_does_not_come_in_time(postgres_url: str) -> None:
     connections = Connections(parse_url(f"{postgres_url}?schema=public&lock_timeout=5"))
     await connections.call("CREATE TABLE held ()")
+    await connections.call("CREATE SEQUENCE tries")
+    await connections.call(
+        "CREATE FUNCTION hold() RETURNS void LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM nextval('tries'); LOCK TABLE held; END $$"
+    )
     holder = await connect.connect(connections.location)
     await holder.execute("BEGIN; LOCK TABLE held")
     with pytest.raises(StoreUnavailable, match="has a lock that somebody holds for long"):
-        await connections.call("SELECT * FROM held")
+        await connections.call("SELECT hold()")
+    assert (await connections.call("SELECT last_value FROM tries"))[0][0] == 1  # It was waited for once.
     await holder.close()
     await connections.close()
 

@@ -55,8 +55,8 @@ _CONFLICTS: dict[str, Callable[[str, str], PerdureError]] = {
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """Whatever a call of the driver may raise."""
 
-_TRANSIENT = {"40001", "40P01", "55P03"}
-"""Serialization failure, deadlock, lock not there in time: rolled back for certain, and likely to work soon."""
+_TRANSIENT = {"40001", "40P01"}
+"""Serialization failure, deadlock: rolled back for certain, and likely to work soon."""
 
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 
@@ -102,6 +102,11 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, asyncpg.InvalidCachedStatementError | asyncpg.OutdatedSchemaCacheError):
         return True  # The schema was migrated beneath a prepared statement.
     return isinstance(error, asyncpg.PostgresError) and code(error) in _TRANSIENT
+
+
+def is_late(error: asyncpg.PostgresError) -> bool:
+    """Whether a lock was not there in time: rolled back for certain, and somebody may have it for long."""
+    return code(error) == "55P03"
 
 
 def is_broken(error: BaseException) -> bool:

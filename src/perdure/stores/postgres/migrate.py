@@ -11,7 +11,7 @@ import asyncpg
 
 from perdure.errors import SchemaTooNew, StoreError
 from perdure.stores.postgres.connect import Connection, Way, connect
-from perdure.stores.postgres.errors import DRIVER_ERRORS, is_transient, translate
+from perdure.stores.postgres.errors import DRIVER_ERRORS, is_late, is_transient, translate
 from perdure.stores.postgres.sql import Migration, load, migrations
 from perdure.stores.postgres.url import Location, quote
 
@@ -88,7 +88,7 @@ async def _patiently_apply(
         try:
             return await _apply(connection, location, known, migration)
         except asyncpg.PostgresError as error:
-            if not is_transient(error) or time.monotonic() > until:
+            if not (is_transient(error) or is_late(error)) or time.monotonic() > until:
                 raise
         await asyncio.sleep(random.uniform(0.05, 0.5))  # In which those who queued behind it go on.
 

@@ -63,9 +63,9 @@ class Connections:
         """Runs one statement, committed when this returns, and gives its rows. `reserved` is for a worker's own, which
         must not wait for those of its steps.
 
-        A call that was certainly rolled back (a deadlock, a lock that did not come) is repeated for some time. Raises
-        `StoreUnavailable` when it may or may not have been done, or may work later, and other kinds of `StoreError`,
-        or of those that our functions raise, when it will not.
+        A call that was certainly rolled back, because of others that are done by now (a deadlock), is repeated for some
+        time. Raises `StoreUnavailable` when it may or may not have been done, or may work later (a lock did not come
+        within `lock_timeout`), and other kinds of `StoreError`, or of those that our functions raise, when it will not.
         """
         start = time.monotonic()
         tries = 1
