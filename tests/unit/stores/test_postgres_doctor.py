@@ -170,8 +170,10 @@ async def test_dead_workers_and_what_nobody_looks_after(
     postgres.run("INSERT INTO perdure.recheck (grp) SELECT id FROM perdure.grp", url=url)
     assert bad(await store.check()) == []
     postgres.run("UPDATE perdure.lease SET until = 0", url=url)
-    assert (await found(store, "1 dead workers")).advice.startswith("start a worker")
-    assert (await found(store, "1 groups or sessions wait")).advice.startswith("start a worker")
+    assert (await found(store, "1 dead worker waits to be reclaimed")).advice.startswith("start a worker")
+    assert (await found(store, "1 note about groups, sessions or transactions waits")).advice.startswith(
+        "start a worker"
+    )
 
 
 async def test_wake_ups_that_do_not_come(store: Store, sound: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,15 @@ async def test_a_migration_that_fails_leaves_nothing(location: Location) -> None
 
 
 @pytest.mark.anyio
+async def test_a_schema_that_is_somebody_elses(location: Location, postgres: Postgres) -> None:
+    postgres.run(f"CREATE SCHEMA {quote(location.schema)} CREATE TABLE thing (id int)", url=location.url)
+    with pytest.raises(
+        StoreError, match=r"has something else of that name in the schema .* one of its own with \?schema="
+    ):
+        await migrate.migrate(location, BOTH)
+
+
+@pytest.mark.anyio
 async def test_without_the_right_to_make_a_schema(location: Location, postgres: Postgres) -> None:
     name = f"poor_{location.url.rpartition('/')[2]}"
     postgres.run(f"CREATE ROLE {name} LOGIN")

@@ -256,6 +256,8 @@ async def test_a_workflow_that_nobody_serves_is_told_of(app: App, url: str) -> N
         async with app.worker():
             assert run(connection, "SELECT perdure.start('add', '{\"one\": 1}', known => true)")
         assert len(told) == 1
+        run(connection, "SELECT count(perdure.start('ad', '{\"one\": 1}')) FROM generate_series(1, 50)")
+        assert len(told) == 2
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ async def test_a_certificate_of_another_host(server: PostgresServer, authority: 
     said = await refusal(
         url(server, f"sslmode=verify-full&sslrootcert={authority.certificate}", host="127.0.0.1"), StoreError
     )
-    assert "shows a certificate that is not trusted" in said
+    assert "shows the certificate of another host: correct the host in the URL" in said
     assert "IP address mismatch" in said
     assert await work(url(server, f"sslmode=verify-ca&sslrootcert={authority.certificate}", host="127.0.0.1")) == 42
 
@@ -158,6 +158,13 @@ async def test_a_certificate_of_another_host(server: PostgresServer, authority: 
 async def test_a_file_of_certificates_that_is_not_there(server: PostgresServer, tmp_path: Path) -> None:
     said = await refusal(url(server, f"sslmode=verify-full&sslrootcert={tmp_path / 'none.crt'}"), StoreError)
     assert f"sslrootcert is '{tmp_path / 'none.crt'}', and there is no such file" in said
+
+
+async def test_a_file_that_has_no_certificate(server: PostgresServer, tmp_path: Path) -> None:
+    file = tmp_path / "empty.crt"
+    file.write_text("no certificate\n", encoding="utf-8")
+    said = await refusal(url(server, f"sslmode=verify-full&sslrootcert={file}"), StoreError)
+    assert f"has none that can be read (sslrootcert is '{file}'" in said
 
 
 async def test_without_tls_where_it_is_asked_for(server: PostgresServer) -> None:

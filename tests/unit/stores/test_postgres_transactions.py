@@ -144,6 +144,15 @@ async def test_a_start_is_part_of_an_async_transaction(driver: str, here: App, u
 
 
 @pytest.mark.anyio
+async def test_a_connection_whose_cursors_are_others(here: App, url: str) -> None:
+    fulfil = here.workflows["fulfil"]
+    async with await psycopg.AsyncConnection.connect(url, cursor_factory=psycopg.AsyncRawCursor) as connection:
+        assert not (await fulfil.options(id="a", transaction=connection).start(7)).existed
+    with psycopg.connect(url, cursor_factory=psycopg.RawCursor) as connection:
+        assert (await fulfil.options(id="a", transaction=connection).start(7)).existed
+
+
+@pytest.mark.anyio
 async def test_an_error_of_ours_is_ours_and_the_others_are_the_drivers(here: App, url: str) -> None:
     for opened in (ASYNC["asyncpg"], ASYNC["psycopg"], ASYNC["sqlalchemy-asyncpg-session"]):
         with pytest.raises(RunNotFound, match=r"^there is no run 'nobody' in this store$"):

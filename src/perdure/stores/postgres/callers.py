@@ -52,9 +52,11 @@ def _psycopg(connection: Any) -> Caller:
     _check_psycopg(connection)
 
     async def ask(statement: str, said: str) -> Any:
+        from psycopg import Cursor
         from psycopg.rows import tuple_row
 
-        with connection.cursor(row_factory=tuple_row) as cursor:
+        ours: Any = Cursor(connection, row_factory=tuple_row)  # Its own kind may have parameters of another kind.
+        with ours as cursor:
             return cursor.execute(statement, (said,)).fetchone()[0]
 
     return Caller(False, ask, "%s::text", _percent)
@@ -64,9 +66,11 @@ def _psycopg_async(connection: Any) -> Caller:
     _check_psycopg(connection)
 
     async def ask(statement: str, said: str) -> Any:
+        from psycopg import AsyncCursor
         from psycopg.rows import tuple_row
 
-        async with connection.cursor(row_factory=tuple_row) as cursor:
+        ours: Any = AsyncCursor(connection, row_factory=tuple_row)
+        async with ours as cursor:
             await cursor.execute(statement, (said,))
             return (await cursor.fetchone())[0]
 

@@ -17,7 +17,7 @@ from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
 from perdure.stores.postgres.listen import hears
 from perdure.stores.postgres.sql import load, migrations
 from perdure.stores.postgres.url import Location, quote
-from perdure.wording import counted, shortened
+from perdure.wording import counted, does, shortened
 
 _OLD: Millis = 60_000
 """A transaction that is open for longer keeps dead rows from being cleared away."""
@@ -296,7 +296,7 @@ async def _work(connection: Connection, sql: Mapping[str, str], now: Millis | No
         findings = [
             Finding(
                 Severity.WARNING,
-                f"{row['dead']} dead workers wait to be reclaimed",
+                f"{counted(row['dead'], 'dead worker')} {does(row['dead'], 'waits')} to be reclaimed",
                 "start a worker: any one takes back their runs",
             )
         ]
@@ -304,7 +304,8 @@ async def _work(connection: Connection, sql: Mapping[str, str], now: Millis | No
         findings.append(
             Finding(
                 Severity.WARNING,
-                f"{row['rechecks']:,} groups or sessions wait to be looked after, and their runs with them",
+                f"{counted(row['rechecks'], 'note')} about groups, sessions or transactions"
+                f" {does(row['rechecks'], 'waits')} to be looked after, and runs with them",
                 "look at the logs of the workers: their exchanges do it"
                 if row["alive"]
                 else "start a worker: any one does it",

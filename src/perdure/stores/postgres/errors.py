@@ -58,9 +58,14 @@ DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Internal
 _TRANSIENT = {"40001", "40P01"}
 """Serialization failure, deadlock: rolled back for certain, and likely to work soon."""
 
+_OF_ANOTHER = (62, 64)
+"""What OpenSSL says of a certificate that is trusted, but has another host's name or address."""
+_OF_FILES = ("PEM", "X509")
+"""Where OpenSSL reads files; what goes wrong with a connection is from elsewhere."""
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 
 _MIGRATE = "has no schema {schema!r} of this version: run `perdure migrate`"
+_OTHERS = "has something else of that name in the schema {schema!r}: give the store one of its own with ?schema=…"
 _SAID = {
     "28P01": "refused the password: correct it in the URL, in PGPASSWORD or in the password file",
     "28000": "does not let this user in: look at the user in the URL and at the server's pg_hba.conf",
@@ -71,6 +76,9 @@ _SAID = {
     "42703": _MIGRATE,
     "42501": "does not permit that to this user: let the owner of schema {schema!r} grant it, or use the owner",
     "42P05": "seems to be behind a pooler that mixes up prepared statements: update PgBouncer to 1.21 or newer",
+    "42P07": _OTHERS,
+    "42710": _OTHERS,
+    "42723": _OTHERS,
     "22": "refused a value",
     "54": "refused a value as too large; keep large values elsewhere and pass on where they are",
     "XX001": "is damaged: stop all workers and restore a backup",
@@ -135,15 +143,23 @@ def _translate(error: BaseException, location: Location) -> Exception:
     if isinstance(error, asyncpg.ClientConfigurationError):
         return StoreUrlError(f"{where} has a URL that can't be used ({error})")
     if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OF_ANOTHER:
+            return StoreError(
+                f"{where} shows the certificate of another host: correct the host in the URL, or say sslmode=verify-ca"
+                f" to take any that is trusted ({error})"
+            )
         return StoreError(f"{where} shows a certificate that is not trusted: give sslrootcert=… ({error})")
+    if isinstance(error, ssl.SSLError) and error.library in _OF_FILES:
+        files = "; ".join(f"{option} is {file!r}" for option, file in _files(location)) or "the default one"
+        return StoreError(f"{where} can't be used: a file of certificates has none that can be read ({files}; {error})")
     if isinstance(error, TimeoutError):
         return StoreUnavailable(f"{where} did not answer in time")
     if isinstance(error, FileNotFoundError):  # Or it is the socket of a server that does not run.
-        for option, file in parse_qsl(location.url.partition("?")[2]):
-            if option in _FILES and not os.path.isfile(file):
+        for option, file in _files(location):
+            if not os.path.isfile(file):
                 return StoreError(f"{where} can't be used: {option} is {file!r}, and there is no such file")
     if isinstance(error, OSError):
-        return StoreUnavailable(f"{where} can't be reached ({error})")
+        return StoreUnavailable(f"{where} can't be reached ({str(error) or type(error).__name__})")
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return StoreUnavailable(f"{where} has no server that takes writes just now ({error})")
     if isinstance(error, asyncpg.InternalClientError):
@@ -152,6 +168,11 @@ def _translate(error: BaseException, location: Location) -> Exception:
     if isinstance(error, asyncpg.InterfaceError) and "clos" in str(error):
         return StoreUnavailable(f"{where} closed the connection ({error})")
     return StoreError(f"{where} failed: {error}")
+
+
+def _files(location: Location) -> list[tuple[str, str]]:
+    """The files of certificates and keys that the URL names, by their options."""
+    return [pair for pair in parse_qsl(location.url.partition("?")[2]) if pair[0] in _FILES]
 
 
 def _from_server(error: asyncpg.PostgresError, location: Location, where: str) -> Exception:

@@ -398,8 +398,12 @@ BEGIN
             RAISE EXCEPTION 'no live worker serves workflow % on queue %: is the name right, and does a worker run?',
                 workflow, queue USING ERRCODE = 'PD023';
         END IF;
-        RAISE WARNING 'no live worker serves workflow % on queue %: its run waits for one', workflow, queue
-            USING ERRCODE = 'PD023';
+        -- Once for all starts of a transaction, of which there may be thousands.
+        IF current_setting('pd.told', true) IS DISTINCT FROM concat_ws(',', queue, workflow) THEN
+            PERFORM set_config('pd.told', concat_ws(',', queue, workflow), true);
+            RAISE WARNING 'no live worker serves workflow % on queue %: its run waits for one', workflow, queue
+                USING ERRCODE = 'PD023';
+        END IF;
     END IF;
     IF debounce IS NOT NULL THEN
         _kind := 'debounce';
