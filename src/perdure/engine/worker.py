@@ -22,7 +22,7 @@ from perdure.engine.processes import Processes
 from perdure.engine.pump import Pump
 from perdure.engine.tasks import Adoption
 from perdure.engine.threads import ThreadLayers
-from perdure.errors import PerdureError, StoreUnavailable
+from perdure.errors import PerdureError, StoreError, StoreUnavailable
 from perdure.model import Millis, Retention
 from perdure.stores.base import PRUNE_LIMIT, Registration, Store, Subscription, Topic
 from perdure.stores.exchange import Claim
@@ -357,6 +357,8 @@ class Worker:
                 tries = pauses(0.1, _LONGEST_PAUSE)
             except StoreUnavailable as error:
                 logger.warning("%s: the store does not answer (%s); trying again", what, error)
+            except StoreError as error:
+                logger.error("%s: %s; trying again", what, error)
             except Exception:
                 logger.exception("%s went wrong; trying again", what)
             else:
