@@ -199,6 +199,19 @@ async def test_a_lowered_limit_holds_for_what_a_rate_put_off(store: Store, ada: 
         assert await ada.claim() == []
 
 
+async def test_a_pause_does_not_end_what_a_rate_put_off(store: Store, ada: Worker, clock: ManualClock) -> None:
+    await store.set_limits(of_group("g"), per_second(1), "ada")
+    await store.enqueue([start("g0", group="g")])
+    await ada.settle(await ada.claim_one(), To.RETRY, "1")  # It has begun, and keeps its slot.
+    assert await ada.claim() == []
+    for paused in (True, False):
+        await store.pause(of_group("g"), "ada", paused=paused)
+        late = await record(store, "g0")
+        assert (late.state, late.wake_at) == (State.SCHEDULED, clock.now() + 1000)
+    clock.advance(ms=1000)
+    assert ids(await ada.claim()) == ["g0"]
+
+
 @pytest.mark.parametrize("limits", [Limits(), per_second(1000), per_second(1, burst=9), Limits(running=10)])
 async def test_what_was_put_off_is_free_when_the_rate_changes(
     store: Store, ada: Worker, clock: ManualClock, limits: Limits

@@ -215,11 +215,13 @@ BEGIN
             RETURNING g.id
         )
         SELECT array_agg(id) INTO _groups FROM changed;
-        -- What a rate had put off is looked at anew.
-        PERFORM queue_up(_now, ARRAY(
-            SELECT l.seq FROM live AS l
-            WHERE l.grp = ANY (_groups) AND l.slot = 1 AND l.state = 'scheduled' AND l.held = 'rate'
-        ));
+        -- What another rate had put off is looked at anew.
+        IF (_new.count, _new.period, _new.burst) IS DISTINCT FROM (_was.rate_count, _was.rate_period, _was.rate_burst) THEN
+            PERFORM queue_up(_now, ARRAY(
+                SELECT l.seq FROM live AS l
+                WHERE l.grp = ANY (_groups) AND l.slot = 1 AND l.state = 'scheduled' AND l.held = 'rate'
+            ));
+        END IF;
         PERFORM admit(_now, _groups, NULL, true);
     END IF;
     PERFORM tell_work();
