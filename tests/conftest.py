@@ -13,6 +13,7 @@ import pytest
 from servers.memory import PREFIX, memory
 from servers.postgres import Postgres
 from servers.postgres import postgres as shared_postgres
+from servers.redis import tidy_redis
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -22,6 +23,13 @@ def pytest_configure(config: pytest.Config) -> None:
         chosen = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
         config.option.basetemp = chosen / "t"
         config.add_cleanup(lambda: shutil.rmtree(chosen, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True)
+def _tidy() -> Iterator[None]:
+    """After all else of a test is over."""
+    yield
+    tidy_redis()
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,8 @@ class Backend:
     shared: bool = True
     """Whether a database can be opened twice."""
     examples: int = 100
-    """How many examples of the model-based test: fewer where a new database takes its time."""
+    """How many examples of the model-based test: fewer where a new database takes its time, or where the statements are
+    those of another kind."""
     open_one: Callable[[Path, ManualClock], Store] | None = None
     """Opens a database of one partition, where `open` opens one of several."""
 
@@ -51,7 +52,9 @@ def _redis_cluster(path: Path, clock: ManualClock, partitions: int = 3) -> Store
 
 STORES = {
     "sqlite": Backend(lambda path, clock: open_store(f"sqlite:///{path}/perdure.db", now=clock.now)),
-    "sqlite-memory": Backend(lambda _, clock: open_store("sqlite:///:memory:", now=clock.now), shared=False),
+    "sqlite-memory": Backend(
+        lambda _, clock: open_store("sqlite:///:memory:", now=clock.now), shared=False, examples=25
+    ),
     "postgres": Backend(_postgres, examples=25),
     "redis": Backend(_redis),
     "redis-cluster": Backend(_redis_cluster, examples=25, open_one=partial(_redis_cluster, partitions=1)),

@@ -30,6 +30,8 @@ from perdure.stores.redis.url import parse_url
 from perdure.stores.redis.wire import Argument, pack
 from servers.postgres import free_port
 
+_MUCH = 20_000
+"""Keys."""
 CHOICE = "PERDURE_TEST_REDIS"
 _PATIENCE = 60.0
 _ALWAYS = {"bind": "127.0.0.1", "save": "", "daemonize": "no", "loglevel": "notice", "repl-diskless-sync-delay": "0"}
@@ -417,6 +419,12 @@ def redis() -> Redis:
     atexit.register(server.remove)
     server.start()
     return server
+
+
+def tidy_redis() -> None:
+    """Empties the server that tests share where much has been left on it: to look at all keys would take its time."""
+    if redis.cache_info().currsize and isinstance(server := redis(), RedisServer) and server.run("DBSIZE") > _MUCH:
+        server.run("FLUSHALL")
 
 
 @functools.cache
