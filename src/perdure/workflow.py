@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import update_wrapper
-from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
@@ -20,6 +19,7 @@ from perdure.errors import DefinitionError, InvalidInput, NotInWorkflow, id_conf
 from perdure.model import OnConflict, Start, Started, Unique
 from perdure.options import StartOptions, check_id, check_text, key_of, start_options
 from perdure.run import Run
+from perdure.signature import short_hash
 from perdure.step import Step
 from perdure.stores.base import Within
 from perdure.stores.shared.chunks import in_chunks
@@ -286,8 +286,7 @@ class StartCall(Generic[P, R]):
         key = scope.key(f"{workflow.name}.batch")
         batch_id = child_id(scope.execution, key) if options.id is None else options.id
         parent = scope.execution.claim.id
-        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [(args, {}) for args in items]
-        digest = self._digest(*calls)
+        digest = short_hash("".join(self._digest(args, {}) for args in items))
 
         async def open_child_batch() -> Batch[R]:
             opened = await open_batch(
@@ -370,13 +369,11 @@ class StartCall(Generic[P, R]):
         if self._options.id is None and not named:
             start.id = child_id(scope.execution, key)
         start.parent = scope.execution.claim.id
-        return Child(key, self._digest((args, kwargs))), start
+        return Child(key, self._digest(args, kwargs)), start
 
-    def _digest(self, *calls: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
-        """A short hash of the arguments of one call, or of several, by which a replay that has others is noticed."""
-        signature, limit = self._workflow.definition.signature, self._workflow.app.max_value_bytes
-        digests = [signature.digest(args, kwargs, limit)[1] for args, kwargs in calls]
-        return digests[0] if len(digests) == 1 else blake2b("".join(digests).encode(), digest_size=8).hexdigest()
+    def _digest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """A hash of the arguments, by which a replay that has others is noticed."""
+        return self._workflow.definition.signature.digest(args, kwargs, self._workflow.app.max_value_bytes)[1]
 
     async def _start_child(self, scope: Scope, child: Child, start: Start, *, awaited: bool = False) -> Run[R]:
         run_id = await start_child(scope.execution, child, start, awaited=awaited)
