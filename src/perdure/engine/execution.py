@@ -439,13 +439,6 @@ class Execution:
             self._deliver()
             await self.runtime.loop.create_future()
 
-    async def certain(self) -> None:
-        """Waits until it is certain that the run is still this worker's. What it knows may be old: of before it was
-        stopped, or its machine slept, while the run went on elsewhere."""
-        lease = self.runtime.lease
-        while lease is not None and not lease.certain:
-            await lease.renewed()
-
     def in_thread(self, scope: Scope, fn: Callable[[], T]) -> asyncio.Future[T]:
         """Runs sync code in a thread that knows the scope."""
         context = contextvars.copy_context()

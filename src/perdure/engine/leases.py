@@ -56,6 +56,11 @@ class LeaseThread:
         stopped, or a machine that slept, finds out here, before it acts on what it knew before that."""
         return self._clock.steady() < self._until
 
+    async def hold(self) -> None:
+        """Waits until the lease is certain."""
+        while not self.certain:
+            await self.renewed()
+
     def renewed(self) -> asyncio.Future[None]:
         """Renews at once. The future, of the running loop, is done when the lease goes on; if it has ended it never
         is: `gone` was called."""

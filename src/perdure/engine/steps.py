@@ -161,7 +161,8 @@ class _Attempts:
     async def _try(self) -> Any:
         """One attempt: returns the value, raises what is final, or `_Again`."""
         execution = self.execution
-        await execution.certain()
+        if execution.runtime.lease is not None:
+            await execution.runtime.lease.hold()
         execution.tap(Point.BEFORE_STEP, self.key)
         self.started_at = execution.now()
         body = ""

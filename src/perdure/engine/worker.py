@@ -80,6 +80,7 @@ class Runtime:
         """The steps that were called, by name."""
         self.random = random.Random().random
         self.lease: LeaseThread | None = None
+        """That of the incarnation, once there is one."""
         self.loops: list[asyncio.Task[None]] = []
         self.idle = asyncio.Event()
         self.idle.set()
@@ -150,7 +151,6 @@ class Worker:
         self._stopping = False
         self._patience = _FAREWELL
         self._prune_limit = PRUNE_LIMIT
-        self._keeper: LeaseThread | None = None
         self._subscription: Subscription | None = None
         self._loops: list[asyncio.Task[None]] = []
         self._runtime: Runtime | None = None
@@ -255,8 +255,8 @@ class Worker:
         self._loops = []
 
     async def _leave(self, goodbye: Coroutine[Any, Any, None] | None) -> None:
-        if self._keeper is not None:
-            self._keeper.stop()
+        if self.runtime.lease is not None:
+            self.runtime.lease.stop()
         if goodbye is not None:
             await self._farewell(goodbye)
         if self._subscription is not None:
@@ -296,7 +296,7 @@ class Worker:
             )
         )
         loop = asyncio.get_running_loop()
-        self._keeper = self.runtime.lease = LeaseThread(
+        self.runtime.lease = LeaseThread(
             self.runtime.store.keeper(self._incarnation, self._lease),
             self._lease,
             lambda: loop.call_soon_threadsafe(self.runtime.pump.hint),
@@ -318,8 +318,8 @@ class Worker:
             )
         for execution in list(self.runtime.executions.values()):
             execution.lost()
-        if self._keeper is not None:
-            self._keeper.stop()
+        if self.runtime.lease is not None:
+            self.runtime.lease.stop()
         if worn:
             await self.runtime.store.retire(self._incarnation)
         elif self._declare is not None:
