@@ -44,6 +44,7 @@ from perdure.stores.sqlite.exchange import idle, perform, silent
 from perdure.stores.sqlite.executor import Executor, Operation, Transaction
 from perdure.stores.sqlite.filesystem import watch_file
 from perdure.stores.sqlite.keeper import FileKeeper, MemoryKeeper
+from perdure.stores.sqlite.log import LogRoom
 from perdure.stores.sqlite.sql import migrations
 from perdure.stores.sqlite.wake import Wakeups
 
@@ -98,9 +99,12 @@ class SqliteStore:
             connection.close()
             raise
         still_there = watch_file(self._location.path, self._location.name)
+        room = LogRoom(self._location.path) if self._location.path and self._location.synchronous == "full" else None
 
         def before_commit(transaction: Transaction) -> None:
             still_there()
+            if room is not None:
+                room.make()
             wakeups.prune(transaction)
             if self._clock is None:
                 workers.lengthen_leases(transaction)
