@@ -98,6 +98,17 @@ def test_a_wrong_url_is_refused() -> None:
     assert "did you mean 'sqlite'" in result.output
 
 
+@pytest.mark.parametrize("name", ["latency", "waiting"])
+def test_a_store_that_can_not_be_opened_is_refused_before_a_worker_is_started(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.db").write_bytes(b"no database at all" * 100)
+    result = CliRunner().invoke(cli, ["bench", name, "--url", f"sqlite:///{tmp_path}/a.db"])
+    assert result.exit_code == 1
+    assert "a.db" in result.output
+    assert capfd.readouterr().err == ""  # no worker's process met it
+
+
 @pytest.mark.parametrize("name", ["latency", "claim", "waiting"])
 def test_a_store_in_memory_is_refused_where_it_cannot_be_measured(name: str) -> None:
     result = CliRunner().invoke(cli, ["bench", name, "--url", "sqlite://"])

@@ -28,13 +28,20 @@ class Target(Struct, frozen=True):
 
 @contextmanager
 def open_target(url: str | None) -> Generator[Target]:
-    """What to measure; without a URL a new SQLite file, with the settings that every file gets."""
+    """What to measure; without a URL a new SQLite file, with the settings that every file gets. A store that can't be
+    opened is refused here, before other processes are started that would fail at it."""
     if url is not None:
-        open_store(url)  # a URL that can't be is refused before anything is measured
+        asyncio.run(_reach(url))
         yield Target(url, temporary=False)
         return
     with TemporaryDirectory(prefix="perdure-bench-") as directory:
         yield Target(f"sqlite:///{quote(str(Path(directory) / 'bench.db'))}", temporary=True)
+
+
+async def _reach(url: str) -> None:
+    store = open_store(url)
+    await store.open()
+    await store.close()
 
 
 def refuse_memory(target: Target) -> None:
