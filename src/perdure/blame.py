@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from perdure.model import Millis, State, crash_backoff
+from perdure.model import Millis, State
 
 _CERTAIN_ALL_THE_SAME = 4
 """How many times `max_crashes` a run may have been among several suspects before it ends all the same: several may
@@ -72,3 +72,12 @@ def _verdict(
     if pause == 0 or suspect.cancelling:
         return Verdict(suspect.ref, State.QUEUED, crashes, None)
     return Verdict(suspect.ref, State.SCHEDULED, crashes, now + pause)
+
+
+def crash_backoff(crashes: int) -> Millis:
+    """The longest time that a run stays away after it crashed its worker; the store draws a time below it.
+
+    The first crash costs nothing: most are deploys and machines that go away. From the second on, the random wait
+    pulls apart runs that went down together, so that the blame ends up with the one that does it.
+    """
+    return 0 if crashes < 2 else min(60_000, 500 * 2**crashes)

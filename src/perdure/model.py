@@ -10,9 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TypeAlias
 
-from msgspec import Struct, json
-
-from perdure.errors import DeadlineExceeded, ErrorInfo, PerdureError, Poisoned, kept_type
+from msgspec import Struct
 
 Json: TypeAlias = str
 Millis: TypeAlias = int
@@ -496,38 +494,3 @@ class WorkerRecord(Struct, kw_only=True):
     """The most sessions that it owns at a time."""
     owned_sessions: int = 0
     """How many it owns now."""
-
-
-def crash_backoff(crashes: int) -> Millis:
-    """The longest time that a run stays away after it crashed its worker; the store draws a time below it.
-
-    The first crash costs nothing: most are deploys and machines that go away. From the second on, the random wait
-    pulls apart runs that went down together, so that the blame ends up with the one that does it.
-    """
-    return 0 if crashes < 2 else min(60_000, 500 * 2**crashes)
-
-
-POISONED = kept_type(Poisoned)
-OVERDUE = kept_type(DeadlineExceeded)
-"""The causes of runs that the store itself ends as failed."""
-
-
-def poisoned(crashes: int) -> Json:
-    """The error of a run that ended its worker `crashes` times."""
-    return _error(Poisoned, f"ended its worker {crashes} times; retry it when the cause is mended")
-
-
-DEADLINE_PASSED = "its deadline passed"
-"""Why a run whose deadline passed while it was running is to be cancelled; it fails with `deadline_exceeded`."""
-
-PARENT_DEADLINE_PASSED = "the deadline of the run that it descends from passed"
-"""Why what descends from such a run is cancelled."""
-
-
-def deadline_exceeded() -> Json:
-    """The error of a run that did not end within its `timeout`."""
-    return _error(DeadlineExceeded, "did not end within its timeout")
-
-
-def _error(kind: type[PerdureError], message: str) -> Json:
-    return json.encode(ErrorInfo(type=kept_type(kind), message=message, args=[message])).decode()

@@ -14,23 +14,9 @@ from msgspec.structs import replace
 from conformance.kit import ManualClock
 from conformance.runs import Run, Runs
 from conformance.slots import Schedules
-from perdure.model import (
-    DEADLINE_PASSED,
-    PARENT_DEADLINE_PASSED,
-    Checkpoint,
-    Ended,
-    Fire,
-    Millis,
-    Outcome,
-    Overlap,
-    RunRecord,
-    State,
-    Wait,
-    WaitFor,
-    crash_backoff,
-    deadline_exceeded,
-    poisoned,
-)
+from perdure.blame import crash_backoff
+from perdure.causes import DEADLINE_PASSED, PARENT_DEADLINE_PASSED, deadline_exceeded, poisoned
+from perdure.model import Checkpoint, Ended, Fire, Millis, Outcome, Overlap, RunRecord, State, Wait, WaitFor
 from perdure.stores.base import Registration
 from perdure.stores.exchange import CLAIM_LIMIT, Cancelling, Claim, Exchange, Exchanged, Existed, Save, Settle, To
 

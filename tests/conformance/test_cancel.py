@@ -19,8 +19,9 @@ from conformance.kit import (
     record,
     start,
 )
+from perdure.causes import DEADLINE_PASSED
 from perdure.errors import RunEnded, RunNotFound
-from perdure.model import DEADLINE_PASSED, Ended, Kind, State
+from perdure.model import Ended, Kind, State
 from perdure.stores.base import Store
 from perdure.stores.exchange import Cancelling, To
 

@@ -15,7 +15,9 @@ from conformance.kit import (
     start,
     worker,
 )
-from perdure.model import State, crash_backoff, poisoned
+from perdure.blame import crash_backoff
+from perdure.causes import poisoned
+from perdure.model import State
 from perdure.stores.base import Store
 from perdure.stores.exchange import Claim
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.kit import DAY, ManualClock, Worker, drain, for_run, for_signal, for_timer, ids, record, start
-from perdure.model import DEADLINE_PASSED, PARENT_DEADLINE_PASSED, Ended, State, deadline_exceeded
+from perdure.causes import DEADLINE_PASSED, PARENT_DEADLINE_PASSED, deadline_exceeded
+from perdure.model import Ended, State
 from perdure.stores.base import Store
 from perdure.stores.exchange import Cancelling, To
 

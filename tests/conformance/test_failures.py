@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.kit import BILL, ManualClock, Worker, checkpoint, keys, record, start, worker
-from perdure.model import OVERDUE, POISONED, FailureCause, Outcome, RunQuery, State
+from perdure.causes import OVERDUE, POISONED
+from perdure.model import FailureCause, Outcome, RunQuery, State
 from perdure.stores.base import Store
 from perdure.stores.exchange import To
 

@@ -32,6 +32,7 @@ MODEL = {
         "backoff",
         "blame",
         "budget",
+        "causes",
         "clock",
         "codec",
         "cron",

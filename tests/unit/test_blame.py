@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from perdure.blame import Suspect, Verdict, judge
-from perdure.model import State, crash_backoff
+from perdure.blame import Suspect, Verdict, crash_backoff, judge
+from perdure.model import State
 
 
 def longest(_: float, most: float) -> float:

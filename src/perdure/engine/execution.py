@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perdure.causes import DEADLINE_PASSED
 from perdure.clock import Alarm
 from perdure.codec import encode
 from perdure.engine import settling
@@ -27,7 +28,7 @@ from perdure.engine.threads import guarded, noticed
 from perdure.engine.turns import NEW, Turns
 from perdure.errors import ArgumentsChanged, DefinitionError
 from perdure.failures import encode_failure
-from perdure.model import DEADLINE_PASSED, Checkpoint, Ended, Json, Kind, Millis, Outcome, Start, Wait
+from perdure.model import Checkpoint, Ended, Json, Kind, Millis, Outcome, Start, Wait
 from perdure.stores.exchange import Cancelling, Claim, Existed, Save, Seen, Settle, To, Told
 
 if TYPE_CHECKING:

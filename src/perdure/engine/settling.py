@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perdure.causes import OVERDUE, deadline_exceeded
 from perdure.codec import encode
 from perdure.errors import ArgumentsChanged, DecodingError, DefinitionError, WouldDeadlock
 from perdure.failures import cause_of, encode_failure
-from perdure.model import OVERDUE, Json, deadline_exceeded
+from perdure.model import Json
 from perdure.stores.exchange import Settle, To
 
 if TYPE_CHECKING:

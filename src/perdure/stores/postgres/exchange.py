@@ -10,18 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from perdure.model import (
-    DEADLINE_PASSED,
-    OVERDUE,
-    PARENT_DEADLINE_PASSED,
-    Arrived,
-    Checkpoint,
-    Ended,
-    Kind,
-    Millis,
-    Outcome,
-    deadline_exceeded,
-)
+from perdure.causes import DEADLINE_PASSED, OVERDUE, PARENT_DEADLINE_PASSED, deadline_exceeded
+from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome
 from perdure.stores.exchange import (
     CLAIM_BYTES,
     CLAIM_LIMIT,

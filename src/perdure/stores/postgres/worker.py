@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from perdure.blame import Suspect, judge
+from perdure.causes import POISONED, poisoned
 from perdure.errors import StoreError
-from perdure.model import POISONED, State, poisoned
+from perdure.model import State
 from perdure.stores.base import Registration
 from perdure.stores.postgres.session import Session, parse
 from perdure.stores.postgres.sql import load

@@ -13,14 +13,7 @@ from importlib.resources import files
 
 from msgspec import Struct
 
-from perdure.model import (
-    DEADLINE_PASSED,
-    OVERDUE,
-    PARENT_DEADLINE_PASSED,
-    POISONED,
-    deadline_exceeded,
-    poisoned,
-)
+from perdure.causes import DEADLINE_PASSED, OVERDUE, PARENT_DEADLINE_PASSED, POISONED, deadline_exceeded, poisoned
 from perdure.stores.redis.url import Durability, Kind, Location
 
 _CALL = re.compile(r"\b(?:call|later)\(\s*'([A-Z]+)'(?:, '([A-Z]+)')?")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from perdure.causes import DEADLINE_PASSED, OVERDUE, PARENT_DEADLINE_PASSED, deadline_exceeded
 from perdure.errors import CheckpointNotFound, KeyTaken, RunEnded, RunNotEnded, RunNotFound
-from perdure.model import DEADLINE_PASSED, OVERDUE, PARENT_DEADLINE_PASSED, Json, Signal, State, deadline_exceeded
+from perdure.model import Json, Signal, State
 from perdure.stores.base import Topic
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.settle import keep_causes, take_numbers

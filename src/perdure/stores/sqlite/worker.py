@@ -7,7 +7,8 @@ import time
 import msgspec
 
 from perdure.blame import Suspect, judge
-from perdure.model import POISONED, Json, State, poisoned
+from perdure.causes import POISONED, poisoned
+from perdure.model import Json, State
 from perdure.stores.base import Registration, Topic
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.settle import keep_causes, take_numbers

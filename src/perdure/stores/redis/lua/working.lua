@@ -84,7 +84,7 @@ function chore_kinds.retire(number)
     return all
 end
 
--- How long a run stays away that crashed its worker so often (see perdure.model.crash_backoff).
+-- How long a run stays away that crashed its worker so often (see perdure.blame.crash_backoff).
 local function longest_pause(crashes)
     return crashes < 2 and 0 or math.min(60000, 500 * 2 ^ crashes)
 end
