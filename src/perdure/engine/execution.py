@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import replace
+
 from perdure.causes import DEADLINE_PASSED
 from perdure.clock import Alarm
 from perdure.codec import encode
@@ -22,9 +24,9 @@ from perdure.engine.interrupts import is_ctrl_c
 from perdure.engine.order import Order
 from perdure.engine.parking import Waits
 from perdure.engine.points import Point
-from perdure.engine.scope import Scope, enter, is_in_step, leave
+from perdure.engine.scope import Scope, enter, is_in_step, kept_within, leave
 from perdure.engine.tasks import unwind
-from perdure.engine.threads import guarded, noticed
+from perdure.engine.threads import InThread, guarded
 from perdure.engine.turns import NEW, Turns
 from perdure.errors import ArgumentsChanged, DefinitionError
 from perdure.failures import encode_failure
@@ -35,6 +37,12 @@ if TYPE_CHECKING:
     from perdure.engine.worker import Runtime
 
 T = TypeVar("T")
+
+_TURNS_OF_CANCELLING = 5
+"""Turns of the event loop in which a cancellation gets from one task to those that it waits for."""
+
+_BEHIND_ALL = 1 << 40
+"""A position behind all that the store had kept of a run when it was claimed."""
 
 _REPLAY_PATIENCE = 1.0
 """Seconds that replay may take to come to something new when the run is to be cancelled there."""
@@ -56,8 +64,8 @@ class Execution:
         self.ref, self.token = claim.ref, claim.token
         self.history = History(claim, runtime.store)
         self.missing = frozenset(claim.missing)
-        self.tasks: set[asyncio.Task[Any]] = set()
-        """Tasks of the user's own making that called a step or a wait."""
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        """Tasks of the user's own making that called a step or a wait, in the order in which they first did."""
         self._adopted: set[asyncio.Task[Any]] = set()
         self.cancelling = claim.cancelling
         self.over = False
@@ -78,6 +86,7 @@ class Execution:
         self._turns: Turns | None = None
         self._idle: asyncio.Future[None] | None = None
         self._names: set[str] = set()
+        self._kept = 0
         self._deadline: Alarm | None = None
         self.task: asyncio.Task[None] = runtime.new_task(self.run())
 
@@ -176,7 +185,7 @@ class Execution:
 
     async def _sync_body(self, scope: Scope, fn: Callable[[], T]) -> T:
         """Runs a sync workflow. When the run is cancelled it ends as its function does: a thread can't be stopped."""
-        future = self.in_thread(scope, fn)
+        future = self.in_thread(scope, fn).outcome
         while not future.done():
             try:
                 await asyncio.wait([future])
@@ -220,8 +229,21 @@ class Execution:
         reason = None if self.cancelling is None else self.cancelling.reason
         self._delivered = True
         self.task.cancel(reason)
-        for task in self.tasks:
-            task.cancel(reason)
+        self._cancel_others(reason, _TURNS_OF_CANCELLING, len(self.tasks))
+
+    def _cancel_others(self, reason: str | None, turns: int, left: int) -> None:
+        """Cancels the tasks that nobody else does. Groups and the like cancel what they wait for, one level in a turn
+        or two, and a task that is cancelled once more is interrupted in its cleaning up: so one is cancelled from here
+        when for some turns no other one has been, and the others get as many turns again."""
+        uncancelled = [task for task in self.tasks if not task.done() and not task.cancelling()]
+        if not uncancelled or self.over:
+            return
+        if len(uncancelled) < left:
+            turns = _TURNS_OF_CANCELLING
+        elif turns == 0:
+            uncancelled[0].cancel(reason)
+            turns = _TURNS_OF_CANCELLING
+        self.runtime.loop.call_soon(self._cancel_others, reason, turns - 1, len(uncancelled))
 
     def lost(self) -> None:
         """Stops: another worker owns the run now, or will."""
@@ -245,10 +267,13 @@ class Execution:
         self.over = True
         self._end_waits()
         self.runtime.finished(self)
+        # In the run, whoever says this: so what its clean-up calls is known to be of a run that is over.
+        context = contextvars.copy_context()
+        context.run(enter, Scope(self, self.task))
         if asyncio.current_task() in self.all_tasks():
-            self.runtime.loop.call_soon(self._unwind)  # code that runs just now can't be closed
+            self.runtime.loop.call_soon(self._unwind, context=context)  # code that runs just now can't be closed
         else:
-            self._unwind()
+            context.run(self._unwind)
 
     def _unwind(self) -> None:
         for task in (*self.tasks, *self._adopted, self.task):  # from within: a group would cancel what is open in it
@@ -276,13 +301,14 @@ class Execution:
             task.add_done_callback(self._adopted.discard)
 
     def track(self, task: asyncio.Task[Any] | None) -> None:
-        """Learns of a task of the user's own making, so that it ends with the run."""
-        if task is not None and task is not self.task and task not in self.tasks:
-            self.tasks.add(task)
+        """Learns of a task of the user's own making, so that it ends with the run. (Of one that is over, code is closed
+        in tasks of others.)"""
+        if task is not None and task is not self.task and task not in self.tasks and not self.over:
+            self.tasks[task] = None
             task.add_done_callback(self._untrack)
 
     def _untrack(self, task: asyncio.Task[Any]) -> None:
-        self.tasks.discard(task)
+        self.tasks.pop(task, None)
         if self.ending and not task.cancelled():
             task.exception()  # nobody asks for it when the run has ended, or goes on elsewhere or later
 
@@ -316,11 +342,17 @@ class Execution:
             )
         self._names.add(key)
 
+    def forget_names(self, step: str) -> None:
+        """Lets the next attempt of a step give the keys that the one before it gave."""
+        if self._names:
+            self._names = {name for name in self._names if not name.startswith(f"{step}/")}
+
     async def saved(self, key: str, kind: Kind, digest: str = "") -> Checkpoint | None:
         """The checkpoint of an earlier attempt under that key; `ArgumentsChanged` if it stands for something else."""
         self.track(asyncio.current_task(self.runtime.loop))
         await self.check()
-        found = self.history.take(key)
+        within = kept_within()
+        found = self.history.take(key) if within is None or key not in within else within[key]
         if found is None and not self.history.complete:
             self.begin()
             try:
@@ -341,6 +373,8 @@ class Execution:
                 " what they depend on (time, random numbers, unordered data) the result of a step, or name the call"
                 " with .options(key=…)"
             )
+        if within is not None:
+            within[key] = found
         return found
 
     async def replay(self, when: Millis, position: int = 0) -> None:
@@ -364,9 +398,17 @@ class Execution:
             existed = await self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
         finally:
             self.order.end_save()
+        self.keep(checkpoint)
         if checkpoint.outcome is not Outcome.OPEN:
             await self.completed()
         return existed
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Has it found by the next attempt of a step that the calling code is part of, as if it had been read."""
+        within = kept_within()
+        if within is not None:
+            self._kept += 1
+            within[checkpoint.key] = replace(checkpoint, saved_at=self.now(), position=_BEHIND_ALL + self._kept)
 
     async def completed(self) -> None:
         """A checkpoint that completes is durable: lets the code that waits for it go on, in its turn."""
@@ -388,6 +430,7 @@ class Execution:
     def save_soon(self, checkpoint: Checkpoint, *, gives_back: bool = False) -> asyncio.Future[Existed | None]:
         """Has a checkpoint written with the next exchange, at the latest with the settle of this claim; when it
         `gives_back`, the signal that it had taken waits again."""
+        self.keep(checkpoint)
         return self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, gives_back=gives_back))
 
     def in_flight(self) -> InFlight:
@@ -440,13 +483,11 @@ class Execution:
             self._deliver()
             await self.runtime.loop.create_future()
 
-    def in_thread(self, scope: Scope, fn: Callable[[], T]) -> asyncio.Future[T]:
+    def in_thread(self, scope: Scope, fn: Callable[[], T]) -> InThread[T]:
         """Runs sync code in a thread that knows the scope."""
         context = contextvars.copy_context()
         context.run(enter, scope)
-        future = asyncio.wrap_future(self.runtime.threads.at(scope.depth).submit(lambda: guarded(fn), context))
-        future.add_done_callback(noticed)  # of a thread that outlives its execution nobody asks for the outcome
-        return future
+        return InThread(self.runtime.threads.at(scope.depth).submit(lambda: guarded(fn), context))
 
     def drive(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a step or a wait for sync code of this run, which blocks until it is over."""

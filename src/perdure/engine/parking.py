@@ -31,6 +31,7 @@ class Waits:
         self._loop = execution.runtime.loop
         self._pending: dict[str, tuple[Wait, asyncio.Future[Seen | None]]] = {}
         self._endless: dict[str, asyncio.Future[None]] = {}
+        self._unwatched: dict[str, Wait] = {}
         self._look: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def __bool__(self) -> bool:
@@ -48,8 +49,8 @@ class Waits:
         alarm = None
         if wait.at is not None:
             alarm = self._execution.runtime.clock.call_at(wait.at, lambda: _ring(future))
-        if self._execution.active:
-            self._watch(wait)
+        if wait.what is not WaitFor.TIMER:
+            self._unwatched[wait.key] = wait
         self.consider_parking()
         try:
             return await future
@@ -60,6 +61,7 @@ class Waits:
             raise
         finally:
             del self._pending[wait.key]
+            self._unwatched.pop(wait.key, None)
             self._execution.runtime.pump.unwatch(self._execution.token, wait.key)
             if alarm is not None:
                 alarm.cancel()
@@ -98,6 +100,8 @@ class Waits:
         self._stop_looking()
         if self._may_park():
             self._look = self._loop.call_soon(self._look_again, _QUIET_TURNS, _FIRST_PAUSE)
+        else:
+            self._watch_all()
 
     def _may_park(self) -> bool:
         return bool(self._pending or self._endless) and not self._execution.active and not self._execution.ending
@@ -110,8 +114,8 @@ class Waits:
     def _look_again(self, turns: int, pause: float) -> None:
         self._look = None
         if not self._may_park():
-            return
-        if not self._all_wait():
+            self._watch_all()  # a step has begun since
+        elif not self._all_wait():
             self._watch_all()  # it goes on beside its waits
             self._look = self._loop.call_later(pause, self._look_again, _QUIET_TURNS, min(pause * 2, _LONGEST_PAUSE))
         elif turns:
@@ -140,13 +144,11 @@ class Waits:
         return all(waits_for_others(task, waits, tasks) for task in tasks if not task.done())
 
     def _watch_all(self) -> None:
-        for wait, _ in self._pending.values():
-            self._watch(wait)
-
-    def _watch(self, wait: Wait) -> None:
         execution = self._execution
-        if wait.what is not WaitFor.TIMER:
-            execution.runtime.pump.watch(Watch(execution.claim.ref, execution.token, wait))
+        if not execution.ending:
+            for wait in self._unwatched.values():
+                execution.runtime.pump.watch(Watch(execution.claim.ref, execution.token, wait))
+            self._unwatched.clear()
 
 
 def _ring(future: asyncio.Future[Seen | None]) -> None:

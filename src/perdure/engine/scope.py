@@ -16,6 +16,7 @@ from perdure.errors import DefinitionError, NotDurable, NotInWorkflow, WouldDead
 
 if TYPE_CHECKING:
     from perdure.engine.execution import Execution
+    from perdure.model import Checkpoint
     from perdure.stores.base import Store
 
     class Client(Protocol):
@@ -27,7 +28,18 @@ if TYPE_CHECKING:
 class Scope:
     """A stretch of a run's code whose calls are numbered together."""
 
-    __slots__ = ("_counts", "cancelled", "depth", "execution", "prefix", "since", "step_attempt", "step_key", "task")
+    __slots__ = (
+        "_counts",
+        "cancelled",
+        "depth",
+        "execution",
+        "prefix",
+        "since",
+        "step_attempt",
+        "step_key",
+        "task",
+        "within",
+    )
 
     def __init__(
         self,
@@ -39,6 +51,7 @@ class Scope:
         step_key: str | None = None,
         step_attempt: int = 0,
         since: int = 0,
+        within: dict[str, Checkpoint] | None = None,
     ) -> None:
         self.execution = execution
         self.task = task
@@ -49,6 +62,8 @@ class Scope:
         self.since = since
         """Where in the history the attempt of the enclosing step began, as far as it is known: what failed in it before
         that failed in an attempt of its that is over."""
+        self.within = within
+        """What was kept within the outermost step here that may be tried again, by key: its next attempt finds it."""
         self.cancelled = False
         """Whether the step of this scope was cancelled by itself (its timeout), for sync code to look at."""
         self._counts: dict[str, int] = {}
@@ -76,6 +91,7 @@ class Scope:
             step_key=self.step_key,
             step_attempt=self.step_attempt,
             since=self.since,
+            within=self.within,
         )
 
 
@@ -103,7 +119,7 @@ def scope_here() -> Scope | None:
         task = asyncio.current_task()
     except RuntimeError:  # a thread: sync code of a workflow or step
         return scope
-    if task is None or task is scope.task:
+    if task is None or task is scope.task or scope.execution.over:
         return scope
     scope = scope.fork(task)
     scope.execution.track(task)
@@ -115,6 +131,12 @@ def is_in_step() -> bool:
     """Whether the calling code is part of a step."""
     scope = _scope.get()
     return scope is not None and scope.step_key is not None
+
+
+def kept_within() -> dict[str, Checkpoint] | None:
+    """What the steps that the calling code is part of have kept, where one of them may be tried again."""
+    scope = _scope.get()
+    return None if scope is None else scope.within
 
 
 def scope_of_creator(context: Context | None) -> Scope | None:

@@ -72,6 +72,7 @@ class _Attempts:
         "started_at",
         "step",
         "thread",
+        "within",
     )
 
     def __init__(
@@ -100,6 +101,7 @@ class _Attempts:
         self.kept = False
         """Whether its outcome is kept, or on its way to be."""
         self.thread: asyncio.Future[Any] | None = None
+        self.within = {} if scope.within is None and step.retry is not None else scope.within
 
     async def run(self, saved: Checkpoint | None) -> Any:
         try:
@@ -134,6 +136,7 @@ class _Attempts:
                 execution.end(self.key)
             await self._back_off(at)
             self.since = sys.maxsize
+            execution.forget_names(self.key)
 
     def _cancelled(self) -> None:
         """The call was cancelled. If that is the doing of the workflow's code it is kept, so that a replay, where that
@@ -198,6 +201,7 @@ class _Attempts:
         effect = Effect(execution, transaction, self.step, checkpoint, self._encoded)
         try:
             result = await self._invoke(effect.call_async if self.step.is_async else effect.call)
+            execution.keep(checkpoint)
             await execution.completed()
             return result
         except ClaimLost:
@@ -209,6 +213,7 @@ class _Attempts:
             found = await effect.found(error)
             if found is None:
                 raise
+            execution.keep(found)
             await execution.completed()
             return _outcome(self.step, found)
         finally:
@@ -249,6 +254,7 @@ class _Attempts:
             step_key=self.key,
             step_attempt=self.attempt,
             since=self.since,
+            within=self.within,
         )
         if step.timeout is None:
             return await self._call(inner, fn)
@@ -278,13 +284,14 @@ class _Attempts:
                 return await fn(*args, **kwargs)
             finally:
                 enter(self.scope)
-        future = self.thread = self.execution.in_thread(inner, lambda: fn(*args, **kwargs))
+        thread = self.execution.in_thread(inner, lambda: fn(*args, **kwargs))
+        self.thread = thread.outcome
         try:
-            return await asyncio.shield(future)
+            return await asyncio.shield(thread.outcome)
         except asyncio.CancelledError:
             inner.cancelled = True  # what the thread sees
-            if not self.execution.over:
-                await _until_done(future)
+            if not thread.withdraw() and not self.execution.over:
+                await _until_done(thread.outcome)
             raise
 
     async def _back_off(self, at: Millis) -> None:

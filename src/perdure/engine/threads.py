@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import Context
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _IDLE = 30.0
@@ -77,6 +77,20 @@ class Threads:
             return self._work.get()  # promised to an item just now
 
 
+class InThread(Generic[T]):
+    """Sync code that a thread runs, or will."""
+
+    def __init__(self, work: Future[T]) -> None:
+        self._work = work
+        self.outcome = asyncio.wrap_future(work)
+        """Of what it comes to. It may be left alone: of code that outlives its execution nobody asks."""
+        self.outcome.add_done_callback(_noticed)
+
+    def withdraw(self) -> bool:
+        """Has it not begin; False when it has."""
+        return self._work.cancel()
+
+
 class ThreadLayers:
     """A pool for each depth of nesting: code only ever waits for code that is deeper, so no pool can lock itself up."""
 
@@ -98,7 +112,7 @@ def guarded(fn: Callable[[], T]) -> T:
         raise RuntimeError(f"{type(error).__name__} was raised and not caught") from error
 
 
-def noticed(future: asyncio.Future[Any]) -> None:
+def _noticed(future: asyncio.Future[Any]) -> None:
     """Nobody has to ask how it ended."""
     if not future.cancelled():
         future.exception()
