@@ -113,7 +113,7 @@ def test_a_schema_made_by_a_newer_version(perdure: Run, folder: Path, postgres: 
 
 
 def test_a_server_that_is_too_old(perdure: Run, folder: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.stores.postgres.connect._OLDEST", 990_000)
+    monkeypatch.setattr("perdure.stores.postgres.connect._OLDEST", 99)
     refused(perdure, folder, store, "which is too old: Perdure needs 99 or newer")
 
 

@@ -43,8 +43,9 @@ async def examine(location: Location, now: Millis | None = None) -> list[Finding
     """
     sql = load("doctor", location.schema)
     try:
-        way = await find_way(location)
-        connection = await connect(location, Way.POOLED_PLAIN)
+        way, connection = await find_way(location)
+        connection.terminate()
+        connection = await connect(location, Way.POOLED_PLAIN)  # Whose settings are those of this user, not ours.
     except DRIVER_ERRORS as error:
         raise translate(error, location) from error
 

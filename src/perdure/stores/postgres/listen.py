@@ -80,11 +80,11 @@ async def hears(location: Location, patience: float = 3.0) -> bool:
         heard.set()
 
     try:
-        if await find_way(direct) is not Way.DIRECT:
-            return False
         async with AsyncExitStack() as opened:
-            listening = await connect(direct)
+            way, listening = await find_way(direct)
             opened.callback(listening.terminate)
+            if way is not Way.DIRECT:
+                return False
             await listening.add_listener(name, listener)
             telling = await connect(location, Way.POOLED_PLAIN)
             opened.callback(telling.terminate)
@@ -161,7 +161,6 @@ class _Listener:
         self.tried: Future[None] = Future()
         """Done when it listens, or failed to for the first time."""
         self._location = location
-        self._direct = False
         self._silent = False
         self._listening = submit(self._listen_for_ever())
 
@@ -173,15 +172,16 @@ class _Listener:
         failures = 0
         while True:
             try:
-                if not self._direct and await find_way(self._location) is not Way.DIRECT:
+                way, connection = await find_way(self._location, statement_timeout=int(_PATIENCE * 1000))
+                if way is not Way.DIRECT:
+                    connection.terminate()
                     logger.warning(
                         "no wake-ups from %s: it is behind a pooler, so give its own URL as ?listen=…; "
                         "until then workers look for work by themselves",
                         self._location.name,
                     )
                     return
-                self._direct = True
-                await self._listen()
+                await self._listen(connection)
                 failures = 0
             except (StoreError, *DRIVER_ERRORS) as error:
                 failures += 1
@@ -191,9 +191,8 @@ class _Listener:
                     self.tried.set_result(None)
             await asyncio.sleep(min(_LONGEST, _SHORTEST * 2 ** min(failures, 10)) * random.uniform(0.5, 1))
 
-    async def _listen(self) -> None:
+    async def _listen(self, connection: Connection) -> None:
         """Returns when the connection is lost."""
-        connection = await connect(self._location, statement_timeout=int(_PATIENCE * 1000))
         lost = asyncio.Event()
         try:
             connection.add_termination_listener(lambda _: lost.set())
