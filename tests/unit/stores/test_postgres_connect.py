@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -60,3 +62,16 @@ async def test_what_is_looked_at_first_is_looked_at_by_connections_that_stay(
     await subscription.close()
     await store.close()
     assert made[0].is_closed()
+
+
+async def test_a_service_leads_to_its_database(
+    monkeypatch: pytest.MonkeyPatch, postgres_url: str, tmp_path: Path
+) -> None:
+    parts = urlsplit(postgres_url)
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    (tmp_path / "services").write_text(
+        f"[shop]\nhost={parts.hostname}\nport={parts.port}\nuser={parts.username}\ndbname={parts.path[1:]}\n"
+    )
+    connection = await connect(parse_url("postgresql:///?service=shop"))
+    assert await connection.fetchval("SELECT current_database()") == parts.path[1:]
+    await connection.close()
