@@ -61,21 +61,19 @@ class Way(Enum):
     """A pooler that does not: each statement is prepared anew, in one exchange with its execution."""
 
 
-async def connect(
-    location: Location, way: Way = Way.DIRECT, *, url: str | None = None, statement_timeout: int | None = None
-) -> Connection:
-    """One connection, ready for use; `url` leads to the same database by another way, without a pooler.
+async def connect(location: Location, way: Way = Way.DIRECT, *, statement_timeout: int | None = None) -> Connection:
+    """One connection, ready for use.
 
     Errors are those of the driver, except `StoreError` for a server that is too old or has another encoding, and
     `StoreUnavailable` for a replica.
     """
-    return (await _made(_connect(location, way, url, statement_timeout)))[1]
+    return (await _made(_connect(location, way, statement_timeout)))[1]
 
 
 async def find_way(location: Location, *, statement_timeout: int | None = None) -> tuple[Way, Connection]:
     """Looks what is between us and the server, and gives the connection for it by which it looked. Errors are as those
     of `connect`."""
-    return await _made(_connect(location, None, None, statement_timeout))
+    return await _made(_connect(location, None, statement_timeout))
 
 
 async def _made(work: Coroutine[Any, Any, tuple[Way, Connection]]) -> tuple[Way, Connection]:
@@ -92,12 +90,10 @@ async def _made(work: Coroutine[Any, Any, tuple[Way, Connection]]) -> tuple[Way,
         raise
 
 
-async def _connect(
-    location: Location, way: Way | None, url: str | None, statement_timeout: int | None
-) -> tuple[Way, Connection]:
+async def _connect(location: Location, way: Way | None, statement_timeout: int | None) -> tuple[Way, Connection]:
     limit = location.statement_timeout if statement_timeout is None else statement_timeout
     connection: Connection = await asyncpg.connect(
-        url or location.url,
+        location.url,
         timeout=location.connect_timeout,
         command_timeout=_patience(limit),
         statement_cache_size=0 if way is Way.POOLED_PLAIN else _STATEMENTS,
@@ -110,7 +106,7 @@ async def _connect(
             way = await _look(connection)
             if way is Way.POOLED_PLAIN:  # A connection that keeps prepared statements is of no use there.
                 await connection.close(timeout=_GRACE)
-                return await _connect(location, way, url, statement_timeout)
+                return await _connect(location, way, statement_timeout)
         version = connection.get_server_version().major
         _check_version(location, version)
         hello, settings = _HELLO, ()

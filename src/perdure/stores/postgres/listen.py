@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
-
-from msgspec.structs import replace
+from typing import TypeAlias
 
 from perdure.errors import StoreError
 from perdure.stores.base import Topic
-from perdure.stores.postgres.connect import Connection, Way, connect, find_way
+from perdure.stores.postgres.connect import Connection, Way, connect
 from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
+from perdure.stores.postgres.past import connect_past
 from perdure.stores.postgres.url import Location, quote
 from perdure.stores.shared.thread import submit
 
@@ -38,7 +38,10 @@ _MOST = 1000
 """Notifications that wait for one subscriber, whose loop may be busy; what comes then becomes one that says nothing."""
 
 _lock = threading.Lock()
-_listeners: dict[tuple[str, str, int], _Listener] = {}
+_Key: TypeAlias = tuple[str, str | None, str, int]
+"""The URLs of a store, its schema, and the process."""
+
+_listeners: dict[_Key, _Listener] = {}
 
 
 def channel(schema: str) -> str:
@@ -54,8 +57,7 @@ async def subscribe(
     That is empty when there is nothing but that something happened, or that notifications may have been lost. These
     count when this returns, if the server is in reach.
     """
-    location = replace(location, url=location.listen or location.url)
-    key = (location.url, location.schema, os.getpid())
+    key = (location.url, location.listen, location.schema, os.getpid())
     with _lock:
         listener = _listeners.get(key)
         if listener is None:
@@ -73,7 +75,6 @@ async def subscribe(
 async def hears(location: Location, patience: float = 3.0) -> bool:
     """Whether notifications come through, for `perdure doctor`: sends one to a channel of its own, and waits for it so
     many seconds. Raises `StoreError`."""
-    direct = replace(location, url=location.listen or location.url)
     name, heard = f"perdure_check_{random.getrandbits(48):x}", asyncio.Event()
 
     def listener(*_: object) -> None:
@@ -81,7 +82,7 @@ async def hears(location: Location, patience: float = 3.0) -> bool:
 
     try:
         async with AsyncExitStack() as opened:
-            way, listening = await find_way(direct)
+            way, listening = await connect_past(location)
             opened.callback(listening.terminate)
             if way is not Way.DIRECT:
                 return False
@@ -107,7 +108,7 @@ class ChannelSubscription:
         loop: asyncio.AbstractEventLoop,
         topic: Topic,
         wake: Callable[[], None],
-        key: tuple[str, str, int],
+        key: _Key,
         receive: Callable[[str], None] | None = None,
     ) -> None:
         self.topic = topic
@@ -172,7 +173,7 @@ class _Listener:
         failures = 0
         while True:
             try:
-                way, connection = await find_way(self._location, statement_timeout=int(_PATIENCE * 1000))
+                way, connection = await connect_past(self._location, statement_timeout=int(_PATIENCE * 1000))
                 if way is not Way.DIRECT:
                     connection.terminate()
                     logger.warning(

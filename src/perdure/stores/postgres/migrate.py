@@ -13,6 +13,7 @@ import asyncpg
 from perdure.errors import SchemaTooNew, StoreError
 from perdure.stores.postgres.connect import Connection, Way, connect
 from perdure.stores.postgres.errors import DRIVER_ERRORS, is_late, is_transient, translate
+from perdure.stores.postgres.past import connect_past
 from perdure.stores.postgres.sql import Migration, load, migrations
 from perdure.stores.postgres.url import Location, quote
 
@@ -33,7 +34,7 @@ async def migrate(location: Location, known: Sequence[Migration] | None = None) 
     """
     known = migrations() if known is None else known
     try:
-        connection = await connect(location, Way.POOLED_PLAIN, url=location.listen, statement_timeout=0)
+        _, connection = await connect_past(location, Way.POOLED_PLAIN, statement_timeout=0)
         try:
             missing = _missing(location, known, await _applied(connection.fetch, location))
             return [each.name for each in missing if await _patiently_apply(connection, location, known, each)]

@@ -58,7 +58,7 @@ def parse_url(url: str) -> Location:
     Raises `StoreUrlError`, which shows no password.
     """
     _check_signs(url)
-    name = _shown(url)
+    name = shown(url)
     _check_hosts(url, name)
     options = _options(url, name)
     if service := options.pop("service", None) or os.environ.get("PGSERVICE"):
@@ -100,7 +100,7 @@ def _head(url: str) -> str:
     return f"{scheme}://{percent_encode(user, safe=_CLEAR)}{at}{hosts}"
 
 
-def _shown(url: str) -> str:
+def shown(url: str) -> str:
     """The URL without password and options."""
     scheme, _, rest = url.partition("://")
     authority, slash, path = rest.partition("?")[0].partition("/")
