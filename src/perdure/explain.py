@@ -71,7 +71,7 @@ def unserved(run: RunRecord, workers: Sequence[WorkerRecord]) -> str | None:
 def _scheduled(run: RunRecord) -> str:
     until = _time(run.wake_at)
     if run.held is not None:
-        return f"{run.held}, until {until}"
+        return f"is held until {until}: {run.held}"
     if run.cut_off:
         crashes = f"; that is crash {run.crashes} without progress" if run.crashes > 1 else ""
         return f"backs off until {until} after attempt {run.attempt - 1} was cut off when its worker died{crashes}"

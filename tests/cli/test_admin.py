@@ -86,6 +86,15 @@ def test_doctor_ends_with_1_when_there_is_a_problem(
     } in found
 
 
+def test_doctor_is_read_whole_in_a_narrow_terminal(perdure: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    perdure("migrate", *URL)
+    monkeypatch.setattr("perdure.stores.sqlite.doctor.mounted_on_network", lambda _: "nfs")
+    monkeypatch.setenv("COLUMNS", "30")
+    said = perdure("doctor", *URL).output
+    assert all(len(line) <= 30 for line in said.splitlines())
+    assert "problem network file system nfs what to do: move the file to a local disk" in " ".join(said.split())
+
+
 def test_doctor_of_an_app_with_a_definition_that_can_not_work(perdure: Run, folder: Path) -> None:
     (folder / "odd.py").write_text(
         "from perdure import App\napp = App('sqlite:///odd.db')\n@app.workflow\ndef f(*args: int): ...\n"

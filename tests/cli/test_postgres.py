@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,6 @@ COMMANDS = [
     ["why", "x"],
     ["queues"],
     ["workers"],
-    ["doctor"],
     ["prune", "--age", "1d"],
 ]
 
@@ -53,10 +53,19 @@ def roles(postgres: Postgres, store: str) -> Iterator[str]:
     postgres.run("DROP ROLE passworded")
 
 
-def refused(perdure: Run, folder: Path, url: str, *says: str) -> None:
-    """All commands that need a store say this."""
+def refused(perdure: Run, folder: Path, url: str, *says: str, diagnosed: bool = False) -> None:
+    """All commands that need a store say this; `doctor` as a diagnosis beside others, if it could look."""
     (folder / "app.py").write_text(APP.format(url=url))
     commands = [[*command, "--url", url] for command in COMMANDS]
+    if diagnosed:
+        result = perdure("doctor", "--url", url, "--json")
+        assert result.exit_code == 1, result.output
+        found = json.loads(result.stdout)
+        assert len(found) > 8 and found[1]["what"].startswith("nothing between")
+        for words in says:
+            assert any(words in each["what"] and each["severity"] == "problem" for each in found), found
+    else:
+        commands.append(["doctor", "--url", url])
     commands += [["start", "app", "greet", '"ada"'], ["worker", "app"], ["worker", "app", "--processes", "2"]]
     for command in commands:
         result = perdure(*command)
@@ -82,11 +91,17 @@ def test_a_database_that_is_not_there(perdure: Run, folder: Path, postgres: Post
 
 
 def test_a_schema_that_is_not_there(perdure: Run, folder: Path, store: str) -> None:
-    refused(perdure, folder, f"{store}?schema=elsewhere", "in its schema 'elsewhere': run `perdure migrate`")
+    refused(
+        perdure, folder, f"{store}?schema=elsewhere", "in its schema 'elsewhere': run `perdure migrate`", diagnosed=True
+    )
 
 
 def test_a_user_without_permissions(perdure: Run, folder: Path, roles: str) -> None:
-    refused(perdure, folder, roles, "does not permit that to this user: let the owner of schema 'perdure' grant it")
+    says = "does not permit that to this user: let the owner of schema 'perdure' grant it"
+    refused(perdure, folder, roles, says, diagnosed=True)
+    found = json.loads(perdure("doctor", "--url", roles, "--json").stdout)
+    [rights] = [each for each in found if "lacks rights" in each["what"]]
+    assert rights["advice"] == "GRANT USAGE ON SCHEMA perdure TO it, and the others; or have it own the schema"
 
 
 def test_a_user_who_may_read_only(perdure: Run, folder: Path, roles: str, postgres: Postgres, store: str) -> None:
@@ -106,14 +121,14 @@ def test_a_user_who_may_read_only(perdure: Run, folder: Path, roles: str, postgr
 def test_a_schema_made_by_a_newer_version(perdure: Run, folder: Path, postgres: Postgres, store: str) -> None:
     postgres.run("INSERT INTO perdure.migration (version, name, oldest) VALUES (99, '0099_later', 99)", url=store)
     says = ("has version 99 of its schema 'perdure', made by a newer Perdure", "upgrade it")
-    refused(perdure, folder, store, *says)
+    refused(perdure, folder, store, *says, diagnosed=True)
     result = perdure("migrate", "--url", store)
     assert result.exit_code == 1
     assert says[0] in result.stderr
 
 
 def test_a_server_that_is_too_old(perdure: Run, folder: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.stores.postgres.connect._OLDEST", 990_000)
+    monkeypatch.setattr("perdure.stores.postgres.connect._OLDEST", 99)
     refused(perdure, folder, store, "which is too old: Perdure needs 99 or newer")
 
 

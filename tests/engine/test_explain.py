@@ -53,7 +53,12 @@ CASES: list[tuple[RunRecord, list[WorkerRecord], int, str]] = [
         0,
         "backs off until 2030-01-01 12:00:00 UTC after attempt 3 was cut off when its worker died; that is crash 3",
     ),
-    (record(State.SCHEDULED, wake_at=NOON, held="queue is paused"), [], 0, "queue is paused, until"),
+    (
+        record(State.SCHEDULED, wake_at=NOON, held="queue is paused"),
+        [],
+        0,
+        "is held until 2030-01-01 12:00:00 UTC: queue is paused",
+    ),
     (record(State.QUEUED, held="queue is paused"), [worker()], 0, "is held: queue is paused"),
     (record(State.QUEUED), [], 0, "no live worker serves workflow ship: start one"),
     (

@@ -75,12 +75,18 @@ def explain_all(postgres: Postgres, url: str) -> None:
 def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
     """Hears what all connections of stores are told."""
     listener = Listener()
-    connect = pool.connect
+    connect, find_way = pool.connect, pool.find_way
 
     async def connect_and_listen(*args: Any, **options: Any) -> Any:
         connection = await connect(*args, **options)
         connection.add_log_listener(listener.hear)
         return connection
 
+    async def find_way_and_listen(*args: Any, **options: Any) -> Any:
+        way, connection = await find_way(*args, **options)
+        connection.add_log_listener(listener.hear)
+        return way, connection
+
     monkeypatch.setattr(pool, "connect", connect_and_listen)
+    monkeypatch.setattr(pool, "find_way", find_way_and_listen)
     return listener

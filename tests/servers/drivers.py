@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from functools import cache
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import psycopg
 import psycopg.rows
+import psycopg.types.string
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -34,6 +36,32 @@ def _psycopg(url: str) -> Generator[Transaction]:
 def _psycopg_block(url: str) -> Generator[Transaction]:
     with psycopg.connect(url, autocommit=True) as connection, connection.transaction():
         cast("Any", connection).row_factory = psycopg.rows.dict_row
+        yield Transaction(connection, lambda sql: connection.execute(cast("LiteralString", sql)))
+
+
+class _Shout(psycopg.types.string.StrDumper):
+    """How some application writes text."""
+
+    def dump(self, obj: str) -> bytes:
+        return obj.upper().encode()
+
+
+class _Say(psycopg.types.string.TextLoader):
+    """And reads it."""
+
+    def load(self, data: Any) -> str:
+        return f"said {bytes(data).decode()}"
+
+
+def _set_adapters(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    connection.adapters.register_dumper(str, _Shout)
+    connection.adapters.register_loader("text", _Say)
+
+
+@contextmanager
+def _psycopg_adapters(url: str) -> Generator[Transaction]:
+    with psycopg.connect(url) as connection:
+        _set_adapters(connection)
         yield Transaction(connection, lambda sql: connection.execute(cast("LiteralString", sql)))
 
 
@@ -91,6 +119,7 @@ def _django_settings() -> tuple[Any, Any]:
 SYNC: dict[str, Callable[[str], AbstractContextManager[Transaction]]] = {
     "psycopg": _psycopg,
     "psycopg-block": _psycopg_block,
+    "psycopg-adapters": _psycopg_adapters,
     "sqlalchemy-connection": _sqlalchemy_connection,
     "sqlalchemy-session": _sqlalchemy_session,
     "django": _django,
@@ -106,6 +135,29 @@ async def _asyncpg(url: str) -> AsyncGenerator[Transaction]:
             yield Transaction(connection, connection.execute)
     finally:
         await connection.close()
+
+
+@asynccontextmanager
+async def _asyncpg_codecs(url: str) -> AsyncGenerator[Transaction]:
+    """With codecs of the application for what JSON and texts become, and are made of."""
+    connection = await asyncpg.connect(url)
+    try:
+        for name in ("json", "jsonb"):
+            await connection.set_type_codec(name, encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+        await connection.set_type_codec("text", encoder=str.upper, decoder="said {}".format, schema="pg_catalog")
+        async with connection.transaction():
+            assert await connection.fetchval("SELECT $1::jsonb", {"a": 1}) == {"a": 1}
+            assert await connection.fetchval("SELECT $1::text", "a") == "said A"
+            yield Transaction(connection, connection.execute)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def _psycopg_async_adapters(url: str) -> AsyncGenerator[Transaction]:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        _set_adapters(connection)
+        yield Transaction(connection, lambda sql: connection.execute(cast("LiteralString", sql)))
 
 
 @asynccontextmanager
@@ -140,7 +192,9 @@ def _sqlalchemy_async(driver: str, *, session: bool) -> Callable[[str], Abstract
 ASYNC: dict[str, Callable[[str], AbstractAsyncContextManager[Transaction]]] = {
     "asyncpg": _asyncpg,
     "asyncpg-pool": _asyncpg_pool,
+    "asyncpg-codecs": _asyncpg_codecs,
     "psycopg": _psycopg_async,
+    "psycopg-adapters": _psycopg_async_adapters,
     "sqlalchemy-asyncpg-connection": _sqlalchemy_async("asyncpg", session=False),
     "sqlalchemy-asyncpg-session": _sqlalchemy_async("asyncpg", session=True),
     "sqlalchemy-psycopg-session": _sqlalchemy_async("psycopg", session=True),

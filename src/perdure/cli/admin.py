@@ -8,17 +8,19 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from importlib.metadata import version
+from textwrap import wrap
 from typing import Any, TypeVar
 
 import click
 
 from perdure.app import App
 from perdure.cli.known import unknown
-from perdure.cli.output import duration, one_line, print_json, print_table, shown_url
+from perdure.cli.output import console, duration, one_line, print_json, print_table, shown_url
 from perdure.cli.params import length_of_time
 from perdure.cli.queues import show_unserved
 from perdure.cli.target import on_store, with_store
 from perdure.clock import moment
+from perdure.errors import StoreError
 from perdure.model import QueueReport, WorkerRecord
 from perdure.stores import open_store
 from perdure.stores.base import Finding, Severity, Store
@@ -26,6 +28,7 @@ from perdure.wording import counted, does
 
 T = TypeVar("T")
 
+_INDENT = max(map(len, Severity)) + 2
 _STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 
 
@@ -86,7 +89,7 @@ def prune(app: App, workflow: str | None, state: str | None, age: timedelta | No
 @click.option("--json", "as_text", is_flag=True, help="As a JSON array.")
 def doctor(app: App, as_text: bool) -> None:
     """Look for what is wrong with the store, the app and its workers. Ends with 1 when there is a problem."""
-    findings = on_store(app, lambda store: _examine(app, store))
+    findings = _ask(app.url, lambda store: _examine(app, store))
     if as_text:
         print_json(findings)
     else:
@@ -115,7 +118,14 @@ async def _examine(app: App, store: Store) -> list[Finding]:
         count = len(app.workflows)
         findings.append(Finding(Severity.OK, f"{counted(count, 'workflow')} {does(count, 'is')} well defined"))
     findings += await store.check()
-    return findings + unserved(await store.queues())
+    try:
+        await store.open()
+        findings += unserved(await store.queues())
+    except StoreError as error:
+        if not any(str(error) in each.what for each in findings):
+            advice = "do what is said there or in the other lines, and look again"
+            findings.append(Finding(Severity.PROBLEM, f"the queues can't be looked at: {error}", advice))
+    return findings
 
 
 def unserved(reports: Sequence[QueueReport]) -> list[Finding]:
@@ -169,9 +179,14 @@ def _print_workers(found: Sequence[WorkerRecord]) -> None:
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:
+    """Whole, in lines that the terminal has room for: what counts is said last."""
     from rich.text import Text
 
-    print_table(
-        ["", "FOUND", "WHAT TO DO"],
-        ([Text(each.severity, _STYLES[each.severity]), one_line(each.what), each.advice] for each in findings),
-    )
+    out = console()
+    for each in findings:
+        said = [one_line(each.what), *([f"what to do: {one_line(each.advice)}"] if each.advice else [])]
+        lines = [
+            line for text in said for line in wrap(text, max(out.width - _INDENT, _INDENT), break_on_hyphens=False)
+        ]
+        head = Text(each.severity.ljust(_INDENT), _STYLES[each.severity])
+        out.print(head + f"\n{' ' * _INDENT}".join(lines), soft_wrap=True)

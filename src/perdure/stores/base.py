@@ -213,7 +213,8 @@ class Store(Protocol):
         ...
 
     async def check(self) -> list[Finding]:
-        """What `perdure doctor` shows. Reads only."""
+        """What `perdure doctor` shows, also of a store that can't be opened. Reads only, and needs no open store;
+        raises `StoreError` for one that can't be reached."""
         ...
 
     async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:

@@ -7,14 +7,16 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from msgspec.structs import replace
 
-from perdure.errors import StoreError, StoreUnavailable
-from perdure.stores.base import Topic
+from perdure.errors import StoreError, StoreUnavailable, StoreUrlError
+from perdure.stores import open_store
+from perdure.stores.base import Severity, Topic
 from perdure.stores.postgres import listen
 from perdure.stores.postgres.keeper import LeaseKeeper
 from perdure.stores.postgres.listen import ChannelSubscription, channel, hears, subscribe
 from perdure.stores.postgres.url import Location, parse_url
-from servers.postgres import Postgres, PostgresServer, own_server
+from servers.postgres import Postgres, PostgresServer, free_port, own_server
 
 PATIENCE = 30
 
@@ -159,16 +161,61 @@ async def test_a_silent_connection_is_tried(ear: Ear, own: PostgresServer, monke
 @pytest.mark.anyio
 async def test_the_doctor_can_tell_whether_notifications_come(location: Location, postgres: Postgres) -> None:
     assert await hears(location)
+
+
+@pytest.mark.anyio
+async def test_a_way_for_wake_ups_that_leads_elsewhere_is_named(
+    location: Location, postgres: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or a worker would wait for what nobody says there, and a migration would make a schema there."""
     elsewhere = postgres.database()
-    deaf = parse_url(f"{location.url}?listen={elsewhere}")
-    assert not await hears(deaf, 0.05)
+    store = open_store(f"{location.url}?listen={elsewhere.replace('postgres@', 'postgres:secret@')}")
+    name = elsewhere.rpartition("/")[2]
+    says = f"has a ?listen=… that leads to another database, {name!r} of {elsewhere}: it has to lead to the same one"
+    with pytest.raises(StoreUrlError) as caught:
+        await store.migrate()
+    assert says in str(caught.value)
+    assert any(says in finding.what and finding.severity is Severity.PROBLEM for finding in await store.check())
+    subscription = await store.subscribe(Topic.WORK, lambda: None)
+    assert says in caplog.text and "secret" not in caplog.text
+    await subscription.close()
+    await store.close()
+    assert postgres.run("SELECT 1 FROM pg_namespace WHERE nspname = 'perdure'", url=elsewhere) == []
     postgres.drop(elsewhere)
+
+
+@pytest.mark.anyio
+async def test_a_way_for_wake_ups_that_is_shut_is_named(location: Location, caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    store = open_store(f"{location.url}?listen=postgresql://ann:secret@127.0.0.1:{port}/shop")
+    says = f"the store postgresql://ann@127.0.0.1:{port}/shop can't be reached"
+    with pytest.raises(StoreUnavailable, match=says):
+        await store.migrate()
+    assert any(says in finding.what for finding in await store.check() if finding.what.startswith("wake-ups can't"))
+    subscription = await store.subscribe(Topic.WORK, lambda: None)
+    assert says in caplog.text and "secret" not in caplog.text
+    await subscription.close()
+    await store.close()
+
+
+@pytest.mark.anyio
+async def test_a_way_for_wake_ups_that_leads_to_the_same_database(postgres: Postgres, location: Location) -> None:
+    other = replace(location, listen=location.url.replace("127.0.0.1", "localhost"))
+    assert await hears(other)
+    ear = Ear()
+    subscription = await subscribe(other, Topic.WORK, ear.woken.set)
+    await listeners(postgres, location, 1)
+    notify(postgres, location, "w")
+    await ear.hears()
+    await subscription.close()
 
 
 @pytest.mark.anyio
 async def test_many_notifications_are_one_wake_up() -> None:
     calls: list[int] = []
-    subscription = ChannelSubscription(asyncio.get_running_loop(), Topic.WORK, lambda: calls.append(1), ("", "", 0))
+    subscription = ChannelSubscription(
+        asyncio.get_running_loop(), Topic.WORK, lambda: calls.append(1), ("", None, "", 0)
+    )
     for _ in range(100):
         subscription.wake()
     await asyncio.sleep(0)

@@ -15,6 +15,7 @@ from perdure.errors import SchemaTooNew, StoreError, StoreUnavailable
 from perdure.stores.postgres import migrate
 from perdure.stores.postgres.connect import connect
 from perdure.stores.postgres.drift import Drift, drift
+from perdure.stores.postgres.pool import Connections
 from perdure.stores.postgres.sql import Migration, migrations, parse
 from perdure.stores.postgres.url import Location, parse_url, quote
 from servers.postgres import Postgres, installed
@@ -57,15 +58,24 @@ def location(request: pytest.FixtureRequest, postgres_url: str) -> Location:
     return parse_url(f"{postgres_url}?schema={request.param}")
 
 
+async def verify(location: Location, known: list[Migration]) -> None:
+    """As an open store does it."""
+    connections = Connections(location)
+    try:
+        await migrate.verify(location, connections.call, known)
+    finally:
+        await connections.close()
+
+
 @pytest.mark.anyio
 async def test_what_is_missing_is_applied_once(location: Location) -> None:
     assert [each.name for each in await migrate.pending(location, BOTH)] == ["0001_first", "0002_more"]
     with pytest.raises(StoreError, match=r"lacks 0001_first, 0002_more in its schema .* run `perdure migrate`"):
-        await migrate.verify(location, BOTH)
+        await verify(location, BOTH)
     assert await migrate.migrate(location, [FIRST]) == ["0001_first"]
     assert await migrate.migrate(location, BOTH) == ["0002_more"]
     assert await migrate.migrate(location, BOTH) == []
-    await migrate.verify(location, BOTH)
+    await verify(location, BOTH)
 
 
 @pytest.mark.anyio
@@ -77,10 +87,10 @@ async def test_ten_at_once(location: Location) -> None:
 @pytest.mark.anyio
 async def test_older_code_runs_where_the_newer_schema_lets_it(location: Location) -> None:
     await migrate.migrate(location, BOTH)
-    await migrate.verify(location, [FIRST])
+    await verify(location, [FIRST])
     assert await migrate.migrate(location, [FIRST]) == []
     await migrate.migrate(location, [*BOTH, THIRD])
-    for refused in (migrate.migrate, migrate.verify, migrate.pending):
+    for refused in (migrate.migrate, verify, migrate.pending):
         with pytest.raises(SchemaTooNew, match="made by a newer Perdure; this one knows versions up to 2"):
             await refused(location, BOTH)
 
@@ -190,7 +200,7 @@ async def test_another_encoding_is_named(postgres: Postgres, encoding: str) -> N
 @pytest.mark.anyio
 async def test_psql_does_the_same(location: Location, tmp_path: Path) -> None:
     await by_psql(location, tmp_path / "all.sql", BOTH)
-    await migrate.verify(location, BOTH)
+    await verify(location, BOTH)
     assert await drift(location, BOTH) == Drift([], [], [])
     assert migrate.script(location, await migrate.pending(location, BOTH)) == ""
 

@@ -47,7 +47,9 @@ def through(postgres_url: str) -> Iterator[Location]:
 
 @pytest.mark.anyio
 async def test_the_pooler_is_noticed(through: Location) -> None:
-    assert await find_way(through) is (Way.POOLED if version() >= (1, 21) else Way.POOLED_PLAIN)
+    way, connection = await find_way(through)
+    await connection.close()
+    assert way is (Way.POOLED if version() >= (1, 21) else Way.POOLED_PLAIN)
     # The probe leaves nothing behind in the sessions that others use next.
     rows = await Connections(through).call("SELECT name FROM pg_prepared_statements WHERE name LIKE 'perdure%'")
     assert rows == []
@@ -56,8 +58,8 @@ async def test_the_pooler_is_noticed(through: Location) -> None:
 @pytest.mark.anyio
 async def test_calls_side_by_side_from_many_clients(through: Location) -> None:
     await migrate.migrate(through, [FIRST])
-    await migrate.verify(through, [FIRST])
     clients = [Connections(through) for _ in range(5)]
+    await migrate.verify(through, clients[0].call, [FIRST])
     calls = (
         client.call(f"SELECT {n} + $1::int, id FROM perdure.worker, pg_sleep(0.001)", i)
         for i in range(20)

@@ -267,6 +267,39 @@ async def test_in_a_step_but_not_in_a_workflow(url: str) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("behind", [False, True])
+async def test_who_holds_up_the_start_of_a_child_is_named(behind: bool, url: str, postgres: Postgres) -> None:
+    """By an id, or because the first run of a queue waits for one."""
+    app = make(url)
+    fulfil = app.workflows["fulfil"]
+
+    @app.workflow
+    async def parent() -> int:
+        return await fulfil.options(id="free" if behind else "taken", queue="fresh").run(7)
+
+    async def first() -> None:
+        await fulfil.options(id="taken", queue="fresh").start(7)
+
+    waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with app.worker(queues=["default", "fresh"]), asyncio.TaskGroup() as others:
+        async with ASYNC["asyncpg"](url) as own, asyncio.timeout(30):
+            await fulfil.options(id="taken", transaction=own.connection).start(7)
+            if behind:
+                others.create_task(first())
+                while not postgres.run(waits, url=url):
+                    await asyncio.sleep(0.01)
+            run = await parent.start()
+            while not (why := await run.why()).startswith("is held until"):
+                await asyncio.sleep(0.01)
+            pid = own.connection.get_server_pid()
+            assert ": what it starts has to wait for a transaction that is open: that of process" in why
+            assert f"process {pid} (no name, user postgres, idle in transaction) since 20" in why
+            assert f"UTC; let it commit, or SELECT pg_terminate_backend({pid})" in why
+        assert await run.result(30) == 14
+    await app.close()
+
+
+@pytest.mark.anyio
 async def test_in_a_schema_of_any_name(postgres: Postgres) -> None:
     plain = postgres.database()
     for schema in ('Odd "100%s" :name', "jobs"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote as urlquote
 
@@ -110,6 +111,73 @@ def test_a_port_is_a_number(host: str) -> None:
 @pytest.mark.parametrize("host", ["db", "db:5432", "[::1]", "[::1]:5432", "a:1,b:2", ""])
 def test_hosts_that_can_be(host: str) -> None:
     assert parse_url(f"postgresql://{host}/shop").name == f"postgresql://{host}/shop"
+
+
+@pytest.fixture
+def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The service file of the user."""
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    (tmp_path / "services").write_text(
+        "# ours\n[shop]\nhost=a,b\nport=6432\ndbname=shop\nuser=ann\npassword=50%s;#ret\nkeepalives=1\n"
+    )
+    return tmp_path / "services"
+
+
+@pytest.mark.parametrize("url", ["postgresql://?service=shop", "postgresql:///?service=shop"])
+def test_a_service_stands_for_options(services: Path, url: str) -> None:
+    location = parse_url(url)
+    assert location.url == (
+        "postgresql://?host=a%2Cb&port=6432&dbname=shop&user=ann&password=50%25s%3B%23ret"
+        "&target_session_attrs=read-write"
+    )
+    assert location.name == f"{url.partition('?')[0]}?service=shop"
+
+
+def test_what_the_url_says_goes_before_what_the_service_says(services: Path) -> None:
+    url = parse_url("postgresql://db/other?service=shop&port=5433&pool=7").url
+    assert url.startswith("postgresql://db/other?") and "port=5433" in url
+
+
+def test_services_are_found_as_libpq_finds_them(
+    services: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pg_service.conf").write_text("[shop]\nhost=system\n[rare]\nhost=system\n")
+    monkeypatch.setenv("PGSYSCONFDIR", str(tmp_path))
+    assert "host=a" in parse_url("postgresql://?service=shop").url
+    assert "host=system" in parse_url("postgresql://?service=rare").url
+    monkeypatch.setenv("PGSERVICE", "rare")
+    assert "host=system" in parse_url("postgresql://").url
+    assert "host=a" in parse_url("postgresql://?service=shop").url
+    monkeypatch.delenv("PGSERVICEFILE")
+    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
+    services.rename(tmp_path / ".pg_service.conf")
+    assert "host=a" in parse_url("postgresql://?service=shop").url
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[other]\nhost=a\n", "there is no service 'shop' in "),
+        ("[shop]\nhost=a\npassword secret\n", "can't be read from line 3 on"),
+        ("password=secret\n[shop]\n", "can't be read from line 1 on"),
+        ("[shop]\nport=x\n", "has the port 'x'"),
+    ],
+)
+def test_a_service_that_cannot_be_used(services: Path, text: str, says: str) -> None:
+    services.write_text(text)
+    with pytest.raises(StoreUrlError) as caught:
+        parse_url("postgresql://ann:secret@/?service=shop")
+    assert says in str(caught.value) and "'postgresql://ann@/?service=shop'" in str(caught.value)
+    assert "secret" not in str(caught.value) and caught.value.__cause__ is None
+
+
+def test_a_service_file_that_cannot_be_read(services: Path) -> None:
+    services.unlink()
+    with pytest.raises(StoreUrlError, match=r"there is no service 'shop' in .*: write it there"):
+        parse_url("postgresql://?service=shop")
+    services.mkdir()
+    with pytest.raises(StoreUrlError, match="can't be read "):
+        parse_url("postgresql://?service=shop")
 
 
 def test_quoted_names() -> None:

@@ -18,13 +18,14 @@ class Caller(Struct):
 
     is_async: bool
     ask: Callable[[str, str], Awaitable[Any]]
-    """Runs a statement with one parameter, which is a text, and returns the text that it selects."""
+    """Runs a statement with one parameter, which is a text, and returns the text that it selects, or its bytes."""
     parameter: str
     """How the driver has a parameter."""
     escape: Callable[[str], str]
 
-    async def call(self, schema: str, function: str, said: str) -> str:
-        """Calls a function that takes and returns a text. Raises what the driver raises."""
+    async def call(self, schema: str, function: str, said: str) -> str | bytes:
+        """Calls a function that takes and returns a text, which may be its bytes in UTF-8. Raises what the driver
+        raises."""
         name = self.escape(f"{quote(schema)}.{function}")
         return await self.ask(f"SELECT {name}({self.parameter})", said)
 
@@ -45,7 +46,12 @@ def _no_transaction(how: str) -> InvalidInput:
 def _asyncpg(connection: Any) -> Caller:
     if not connection.is_in_transaction():
         raise _no_transaction("use it within  async with connection.transaction()")
-    return Caller(True, connection.fetchval, "$1::text", str)
+
+    async def ask(statement: str, said: str) -> Any:
+        # As bytes: the application may have a codec of its own for texts.
+        return await connection.fetchval(f"SELECT convert_to(({statement}), 'UTF8')", said.encode())
+
+    return Caller(True, ask, "convert_from($1::bytea, 'UTF8')", str)
 
 
 def _psycopg(connection: Any) -> Caller:
@@ -56,6 +62,7 @@ def _psycopg(connection: Any) -> Caller:
         from psycopg.rows import tuple_row
 
         ours: Any = Cursor(connection, row_factory=tuple_row)  # Its own kind may have parameters of another kind.
+        _plain(ours)
         with ours as cursor:
             return cursor.execute(statement, (said,)).fetchone()[0]
 
@@ -70,11 +77,20 @@ def _psycopg_async(connection: Any) -> Caller:
         from psycopg.rows import tuple_row
 
         ours: Any = AsyncCursor(connection, row_factory=tuple_row)
+        _plain(ours)
         async with ours as cursor:
             await cursor.execute(statement, (said,))
             return (await cursor.fetchone())[0]
 
     return Caller(True, ask, "%s::text", _percent)
+
+
+def _plain(cursor: Any) -> None:
+    """Has texts be texts, where the connection has adapters of the application."""
+    from psycopg.types.string import StrDumper, TextLoader
+
+    cursor.adapters.register_dumper(str, StrDumper)
+    cursor.adapters.register_loader("text", TextLoader)
 
 
 def _check_psycopg(connection: Any) -> None:

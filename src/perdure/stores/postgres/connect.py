@@ -7,6 +7,7 @@ import os
 import random
 import select
 import socket
+from collections.abc import Coroutine
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +22,17 @@ if TYPE_CHECKING:
 else:
     Connection = asyncpg.Connection
 
-_OLDEST = 140_000
-_WITH_TRANSACTION_TIMEOUT = 170_000
+_OLDEST = 14
+_WITH_TRANSACTION_TIMEOUT = 17
 _GRACE = 5.0
 """Seconds over the statement's time limit after which a server that says nothing is given up."""
 _STATEMENTS = 256
 """Prepared statements that a connection keeps."""
 
-_HELLO = """
-SELECT pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(),
-       current_setting('server_encoding')
-"""
-_SETTLE_IN = """
-SELECT set_config('search_path', $1, false), set_config('statement_timeout', $2, false),
+_HELLO = "SELECT pg_is_in_recovery(), current_setting('server_encoding')"
+_SETTLE_IN = f"""
+{_HELLO},
+       set_config('search_path', $1, false), set_config('statement_timeout', $2, false),
        set_config('lock_timeout', $3, false), set_config('idle_in_transaction_session_timeout', $4, false),
        set_config('timezone', 'UTC', false), set_config('enable_seqscan', 'off', false),
        set_config('enable_hashjoin', 'off', false), set_config('enable_mergejoin', 'off', false),
@@ -62,15 +61,23 @@ class Way(Enum):
     """A pooler that does not: each statement is prepared anew, in one exchange with its execution."""
 
 
-async def connect(
-    location: Location, way: Way = Way.DIRECT, *, url: str | None = None, statement_timeout: int | None = None
-) -> Connection:
-    """One connection, ready for use; `url` leads to the same database by another way, without a pooler.
+async def connect(location: Location, way: Way = Way.DIRECT, *, statement_timeout: int | None = None) -> Connection:
+    """One connection, ready for use.
 
     Errors are those of the driver, except `StoreError` for a server that is too old or has another encoding, and
     `StoreUnavailable` for a replica.
     """
-    connecting = asyncio.ensure_future(_connect(location, way, url, statement_timeout))
+    return (await _made(_connect(location, way, statement_timeout)))[1]
+
+
+async def find_way(location: Location, *, statement_timeout: int | None = None) -> tuple[Way, Connection]:
+    """Looks what is between us and the server, and gives the connection for it by which it looked. Errors are as those
+    of `connect`."""
+    return await _made(_connect(location, None, statement_timeout))
+
+
+async def _made(work: Coroutine[Any, Any, tuple[Way, Connection]]) -> tuple[Way, Connection]:
+    connecting = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(connecting)
     except asyncio.CancelledError:
@@ -79,14 +86,14 @@ async def connect(
         if not connecting.done():
             connecting.cancel()
         elif not connecting.cancelled() and connecting.exception() is None:
-            connecting.result().terminate()
+            connecting.result()[1].terminate()
         raise
 
 
-async def _connect(location: Location, way: Way, url: str | None, statement_timeout: int | None) -> Connection:
+async def _connect(location: Location, way: Way | None, statement_timeout: int | None) -> tuple[Way, Connection]:
     limit = location.statement_timeout if statement_timeout is None else statement_timeout
     connection: Connection = await asyncpg.connect(
-        url or location.url,
+        location.url,
         timeout=location.connect_timeout,
         command_timeout=_patience(limit),
         statement_cache_size=0 if way is Way.POOLED_PLAIN else _STATEMENTS,
@@ -95,36 +102,38 @@ async def _connect(location: Location, way: Way, url: str | None, statement_time
     )
     try:
         _keep_alive(connection)
-        _, version, replica, encoding = _row(await connection.fetch(_HELLO))
-        _check(location, version, replica, encoding)
+        if way is None:
+            way = await _look(connection)
+            if way is Way.POOLED_PLAIN:  # A connection that keeps prepared statements is of no use there.
+                await connection.close(timeout=_GRACE)
+                return await _connect(location, way, statement_timeout)
+        version = connection.get_server_version().major
+        _check_version(location, version)
+        hello, settings = _HELLO, ()
         if way is Way.DIRECT:
-            milliseconds = (str(limit), str(location.lock_timeout), str(_IDLE_IN_TRANSACTION))
-            settle_in = _SETTLE_IN if version < _WITH_TRANSACTION_TIMEOUT else _SETTLE_IN_17
-            await connection.fetch(settle_in, quote(location.schema), *milliseconds)
+            hello = _SETTLE_IN if version < _WITH_TRANSACTION_TIMEOUT else _SETTLE_IN_17
+            settings = (quote(location.schema), str(limit), str(location.lock_timeout), str(_IDLE_IN_TRANSACTION))
+        replica, encoding, *_ = (await connection.fetch(hello, *settings))[0].values()
+        _check(location, replica, encoding)
     except BaseException:
         connection.terminate()
         raise
-    return connection
+    return way, connection
 
 
-async def find_way(location: Location) -> Way:
-    """Looks what is between us and the server. Errors are as those of `connect`."""
-    connection = await connect(location, Way.POOLED_PLAIN)
-    try:
-        pid = _row(await connection.fetch(_HELLO))[0]
-        if pid == connection.get_server_pid():
-            return Way.DIRECT
-        async with connection.transaction():  # In which a pooler keeps to one server.
-            name = f"perdure_{os.getpid()}_{random.getrandbits(32)}"
-            statement = await connection.prepare("SELECT 1", name=name)
-            found = "SELECT count(*)::int FROM pg_prepared_statements WHERE name = $1"
-            if _row(await connection.fetch(found, name))[0] == 0:
-                return Way.POOLED  # The pooler gave it a name of its own.
-            await connection.execute(f"DEALLOCATE {name}")
-            del statement  # Until here: the driver closes those that nobody has.
-            return Way.POOLED_PLAIN
-    finally:
-        await connection.close(timeout=_GRACE)
+async def _look(connection: Connection) -> Way:
+    """Asks in a way that any pooler passes on: by statements that are not prepared, of whose answers the driver tells
+    how many rows there are."""
+    if await connection.execute(f"SELECT WHERE pg_backend_pid() = {connection.get_server_pid()}") == "SELECT 1":
+        return Way.DIRECT
+    async with connection.transaction():  # In which a pooler keeps to one server.
+        name = f"perdure_{os.getpid()}_{random.getrandbits(32)}"
+        statement = await connection.prepare("SELECT 1", name=name)
+        if await connection.execute(f"SELECT FROM pg_prepared_statements WHERE name = '{name}'") == "SELECT 0":
+            return Way.POOLED  # The pooler gave it a name of its own.
+        await connection.execute(f"DEALLOCATE {name}")
+        del statement  # Until here: the driver closes those that nobody has.
+        return Way.POOLED_PLAIN
 
 
 def is_ended(connection: Connection) -> bool:
@@ -141,20 +150,18 @@ def is_ended(connection: Connection) -> bool:
     return bool(news.poll(0))
 
 
-def _row(rows: list[asyncpg.Record]) -> tuple[Any, ...]:
-    return tuple(rows[0].values())
-
-
 def _patience(statement_timeout: int) -> float | None:
     return statement_timeout / 1000 + _GRACE if statement_timeout else None
 
 
-def _check(location: Location, version: int, replica: bool, encoding: str) -> None:
+def _check_version(location: Location, version: int) -> None:
     if version < _OLDEST:
         raise StoreError(
-            f"the store {location.name} is on PostgreSQL {version // 10_000}, which is too old: "
-            f"Perdure needs {_OLDEST // 10_000} or newer"
+            f"the store {location.name} is on PostgreSQL {version}, which is too old: Perdure needs {_OLDEST} or newer"
         )
+
+
+def _check(location: Location, replica: bool, encoding: str) -> None:
     if encoding != "UTF8":
         raise StoreError(
             f"the store {location.name} is in a database whose encoding is {encoding}: Perdure needs UTF8, so make "

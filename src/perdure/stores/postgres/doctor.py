@@ -11,10 +11,11 @@ import asyncpg
 from perdure.errors import StoreError
 from perdure.model import Millis
 from perdure.stores.base import Finding, Severity
-from perdure.stores.postgres.connect import Connection, Way, connect, find_way
+from perdure.stores.postgres.connect import Connection, Way, find_way
 from perdure.stores.postgres.drift import Drift, drift
 from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
 from perdure.stores.postgres.listen import hears
+from perdure.stores.postgres.migrate import pending
 from perdure.stores.postgres.sql import load, migrations
 from perdure.stores.postgres.url import Location, quote
 from perdure.wording import counted, does, shortened
@@ -43,8 +44,7 @@ async def examine(location: Location, now: Millis | None = None) -> list[Finding
     """
     sql = load("doctor", location.schema)
     try:
-        way = await find_way(location)
-        connection = await connect(location, Way.POOLED_PLAIN)
+        way, connection = await find_way(location)
     except DRIVER_ERRORS as error:
         raise translate(error, location) from error
 
@@ -130,6 +130,9 @@ def _rights(rows: Sequence[Any]) -> Iterator[Finding]:
 
 
 async def _schema(location: Location) -> list[Finding]:
+    if missing := await pending(location):
+        what = f"the schema {location.schema!r} lacks {shortened([each.name for each in missing], ', ', 5)}"
+        return [Finding(Severity.PROBLEM, what, "run `perdure migrate`")]
     try:
         return list(_drifted(await drift(location)))
     except StoreError as error:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from perdure.stores.postgres.connect import Connection, Way, connect
+from perdure.stores.postgres.connect import Connection, Way
 from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
+from perdure.stores.postgres.past import connect_past
 from perdure.stores.postgres.sql import Migration, load, migrations
 from perdure.stores.postgres.url import Location, quote
 
@@ -29,7 +30,7 @@ async def drift(location: Location, known: Sequence[Migration] | None = None) ->
     """
     known = migrations() if known is None else known
     try:
-        connection = await connect(location, Way.POOLED_PLAIN, url=location.listen)
+        _, connection = await connect_past(location, Way.POOLED_PLAIN)
         try:
             there, expected = await _catalogs(connection, location, known)
         finally:

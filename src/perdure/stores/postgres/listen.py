@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
-
-from msgspec.structs import replace
+from typing import TypeAlias
 
 from perdure.errors import StoreError
 from perdure.stores.base import Topic
-from perdure.stores.postgres.connect import Connection, Way, connect, find_way
+from perdure.stores.postgres.connect import Connection, Way, connect
 from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
+from perdure.stores.postgres.past import connect_past
 from perdure.stores.postgres.url import Location, quote
 from perdure.stores.shared.thread import submit
 
@@ -38,7 +38,10 @@ _MOST = 1000
 """Notifications that wait for one subscriber, whose loop may be busy; what comes then becomes one that says nothing."""
 
 _lock = threading.Lock()
-_listeners: dict[tuple[str, str, int], _Listener] = {}
+_Key: TypeAlias = tuple[str, str | None, str, int]
+"""The URLs of a store, its schema, and the process."""
+
+_listeners: dict[_Key, _Listener] = {}
 
 
 def channel(schema: str) -> str:
@@ -54,8 +57,7 @@ async def subscribe(
     That is empty when there is nothing but that something happened, or that notifications may have been lost. These
     count when this returns, if the server is in reach.
     """
-    location = replace(location, url=location.listen or location.url)
-    key = (location.url, location.schema, os.getpid())
+    key = (location.url, location.listen, location.schema, os.getpid())
     with _lock:
         listener = _listeners.get(key)
         if listener is None:
@@ -73,18 +75,17 @@ async def subscribe(
 async def hears(location: Location, patience: float = 3.0) -> bool:
     """Whether notifications come through, for `perdure doctor`: sends one to a channel of its own, and waits for it so
     many seconds. Raises `StoreError`."""
-    direct = replace(location, url=location.listen or location.url)
     name, heard = f"perdure_check_{random.getrandbits(48):x}", asyncio.Event()
 
     def listener(*_: object) -> None:
         heard.set()
 
     try:
-        if await find_way(direct) is not Way.DIRECT:
-            return False
         async with AsyncExitStack() as opened:
-            listening = await connect(direct)
+            way, listening = await connect_past(location)
             opened.callback(listening.terminate)
+            if way is not Way.DIRECT:
+                return False
             await listening.add_listener(name, listener)
             telling = await connect(location, Way.POOLED_PLAIN)
             opened.callback(telling.terminate)
@@ -107,7 +108,7 @@ class ChannelSubscription:
         loop: asyncio.AbstractEventLoop,
         topic: Topic,
         wake: Callable[[], None],
-        key: tuple[str, str, int],
+        key: _Key,
         receive: Callable[[str], None] | None = None,
     ) -> None:
         self.topic = topic
@@ -161,7 +162,6 @@ class _Listener:
         self.tried: Future[None] = Future()
         """Done when it listens, or failed to for the first time."""
         self._location = location
-        self._direct = False
         self._silent = False
         self._listening = submit(self._listen_for_ever())
 
@@ -173,15 +173,16 @@ class _Listener:
         failures = 0
         while True:
             try:
-                if not self._direct and await find_way(self._location) is not Way.DIRECT:
+                way, connection = await connect_past(self._location, statement_timeout=int(_PATIENCE * 1000))
+                if way is not Way.DIRECT:
+                    connection.terminate()
                     logger.warning(
                         "no wake-ups from %s: it is behind a pooler, so give its own URL as ?listen=…; "
                         "until then workers look for work by themselves",
                         self._location.name,
                     )
                     return
-                self._direct = True
-                await self._listen()
+                await self._listen(connection)
                 failures = 0
             except (StoreError, *DRIVER_ERRORS) as error:
                 failures += 1
@@ -191,9 +192,8 @@ class _Listener:
                     self.tried.set_result(None)
             await asyncio.sleep(min(_LONGEST, _SHORTEST * 2 ** min(failures, 10)) * random.uniform(0.5, 1))
 
-    async def _listen(self) -> None:
+    async def _listen(self, connection: Connection) -> None:
         """Returns when the connection is lost."""
-        connection = await connect(self._location, statement_timeout=int(_PATIENCE * 1000))
         lost = asyncio.Event()
         try:
             connection.add_termination_listener(lambda _: lost.set())

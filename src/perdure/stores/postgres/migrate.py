@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 import asyncpg
 
 from perdure.errors import SchemaTooNew, StoreError
 from perdure.stores.postgres.connect import Connection, Way, connect
 from perdure.stores.postgres.errors import DRIVER_ERRORS, is_late, is_transient, translate
+from perdure.stores.postgres.past import connect_past
 from perdure.stores.postgres.sql import Migration, load, migrations
 from perdure.stores.postgres.url import Location, quote
+
+Fetch: TypeAlias = Callable[..., Awaitable[list[asyncpg.Record]]]
+"""Runs a statement, given it and its parameters, and gives its rows."""
 
 _LOCK_WAIT = 2_000
 """Milliseconds that a migration waits for a lock: everybody who comes after it to the same table waits behind it."""
@@ -29,9 +34,9 @@ async def migrate(location: Location, known: Sequence[Migration] | None = None) 
     """
     known = migrations() if known is None else known
     try:
-        connection = await connect(location, Way.POOLED_PLAIN, url=location.listen, statement_timeout=0)
+        _, connection = await connect_past(location, Way.POOLED_PLAIN, statement_timeout=0)
         try:
-            missing = _missing(location, known, await _applied(connection, location))
+            missing = _missing(location, known, await _applied(connection.fetch, location))
             return [each.name for each in missing if await _patiently_apply(connection, location, known, each)]
         finally:
             connection.terminate()
@@ -45,17 +50,18 @@ async def pending(location: Location, known: Sequence[Migration] | None = None) 
     try:
         connection = await connect(location, Way.POOLED_PLAIN)
         try:
-            return _missing(location, known, await _applied(connection, location))
+            return _missing(location, known, await _applied(connection.fetch, location))
         finally:
             connection.terminate()
     except DRIVER_ERRORS as error:
         raise translate(error, location) from error
 
 
-async def verify(location: Location, known: Sequence[Migration] | None = None) -> None:
+async def verify(location: Location, fetch: Fetch, known: Sequence[Migration] | None = None) -> None:
     """Raises `StoreError` when the schema is not there or behind this version, and `SchemaTooNew` when it is ahead and
-    says that this version can't use it."""
-    missing = await pending(location, known)
+    says that this version can't use it; beside them what `fetch` raises."""
+    known = migrations() if known is None else known
+    missing = _missing(location, known, await _applied(fetch, location))
     if missing:
         raise StoreError(
             f"the store {location.name} lacks {', '.join(each.name for each in missing)} in its schema "
@@ -101,7 +107,7 @@ async def _apply(connection: Connection, location: Location, known: Sequence[Mig
         if connection.get_server_version().major >= 17:
             await connection.execute("SET LOCAL transaction_timeout = 0")
         await connection.fetch(sql["lock"], f"perdure {location.schema}")
-        if migration not in _missing(location, known, await _applied(connection, location)):
+        if migration not in _missing(location, known, await _applied(connection.fetch, location)):
             return False
         if not await connection.fetchval(sql["exists"], location.schema):
             await connection.execute(f"CREATE SCHEMA {quote(location.schema)}")
@@ -109,11 +115,11 @@ async def _apply(connection: Connection, location: Location, known: Sequence[Mig
     return True
 
 
-async def _applied(connection: Connection, location: Location) -> list[asyncpg.Record]:
+async def _applied(fetch: Fetch, location: Location) -> list[asyncpg.Record]:
     sql = load("migrate", location.schema)
-    if not await connection.fetchval(sql["booked"], location.schema):
+    if not (await fetch(sql["booked"], location.schema))[0][0]:
         return []
-    return await connection.fetch(sql["applied"])
+    return await fetch(sql["applied"])
 
 
 def _missing(location: Location, known: Sequence[Migration], applied: list[asyncpg.Record]) -> list[Migration]:

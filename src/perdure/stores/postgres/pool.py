@@ -11,7 +11,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -43,21 +43,13 @@ class Connections:
         """By event loop, and whether it is the one for workers."""
         self._lock = threading.Lock()
         self._way: Way | None = None
+        """What is between us and the server, once one has connected."""
         self._pid = os.getpid()
         self._closed = False
 
     def open(self) -> None:
         """Lets calls through again after `close`; before it they are let through anyway."""
         self._closed = False
-
-    async def way(self) -> Way:
-        """What is between us and the server. Raises as `call` does."""
-        if self._way is None:
-            try:
-                self._way = await find_way(self.location)
-            except DRIVER_ERRORS as error:
-                raise translate(error, self.location) from error
-        return self._way
 
     async def call(self, sql: str, *args: Any, reserved: bool = False) -> list[asyncpg.Record]:
         """Runs one statement, committed when this returns, and gives its rows. `reserved` is for a worker's own, which
@@ -104,24 +96,29 @@ class Connections:
         loop = asyncio.get_running_loop()
         pool = self._pools.get((loop, reserved))
         if pool is None:
-            way = await self.way()
             with self._lock:
                 if self._closed:
                     raise StoreError(f"the store {self.location.name} is closed")
                 for ended in [key for key in self._pools if key[0].is_closed()]:
                     del self._pools[ended]
                 size = _RESERVED if reserved else self.location.pool
-                pool = self._pools.setdefault((loop, reserved), _Pool(self.location, way, size))
+                pool = self._pools.setdefault((loop, reserved), _Pool(self._connect, size))
             await pool.open()
         return pool
+
+    async def _connect(self) -> Connection:
+        """Errors are the driver's. The first one tells which way the others take."""
+        if self._way is not None:
+            return await connect(self.location, self._way)
+        self._way, connection = await find_way(self.location)
+        return connection
 
 
 class _Pool:
     """The connections of one event loop, the last one used first."""
 
-    def __init__(self, location: Location, way: Way, size: int) -> None:
-        self._location = location
-        self._way = way
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], size: int) -> None:
+        self._connect = connect
         self._size = size
         self._slots = asyncio.Semaphore(size)
         self._idle: list[tuple[float, Connection]] = []
@@ -138,7 +135,7 @@ class _Pool:
     async def call(self, sql: str, args: tuple[Any, ...]) -> list[asyncpg.Record]:
         """Errors are the driver's."""
         async with self._slots:
-            connection = self._latest() or await connect(self._location, self._way)
+            connection = self._latest() or await self._connect()
             try:
                 return await connection.fetch(sql, *args)
             except BaseException as error:

@@ -8,7 +8,7 @@ from perdure.budget import Budget, Head
 from perdure.model import Scope
 from perdure.stores.postgres.session import Session
 from perdure.stores.shared.budgets import limited, read_budgets, take_running
-from perdure.stores.shared.reasons import Facts, explain, heads_of, holders_of, read_facts, read_pauses
+from perdure.stores.shared.reasons import Facts, explain, heads_of, holders_of, read_facts, read_pauses, show_time
 
 
 async def reasons(db: Session, numbers: Sequence[int]) -> dict[int, str]:
@@ -21,7 +21,10 @@ async def reasons(db: Session, numbers: Sequence[int]) -> dict[int, str]:
     heads = heads_of([*facts, *holders])
     groups = sorted({head.group for head in heads if head.group})
     pauses = read_pauses(await db.text("pauses", groups))
-    return explain(facts, holders, pauses, await budgets(db, heads), await db.time())
+    found = explain(facts, holders, pauses, await budgets(db, heads), await db.time())
+    if put_off := [each.run for each in facts if each.held == "start"]:
+        found.update(dict.fromkeys(put_off, await _opener(db)))
+    return found
 
 
 async def budgets(db: Session, heads: Iterable[Head]) -> dict[Scope, Budget]:
@@ -30,6 +33,18 @@ async def budgets(db: Session, heads: Iterable[Head]) -> dict[Scope, Budget]:
     if limited(left):
         take_running(left, await db.text("running"))
     return left
+
+
+async def _opener(db: Session) -> str:
+    """Why what a run starts can't be made: a transaction has its id or unique key, or that of one for which others wait
+    who make the first run of the same workflow and queue."""
+    what = "what it starts has to wait for a transaction that is open"
+    for row in await db.read("openers"):
+        state = f", {row['state']}" if row["state"] else ""
+        since = f" since {show_time(row['since'])}" if row["since"] else ""
+        who = f"process {row['pid']} ({row['application']}, user {row['role']}{state}){since}"
+        return f"{what}: that of {who}; let it commit, or SELECT pg_terminate_backend({row['pid']})"
+    return what
 
 
 async def _facts(db: Session, numbers: Sequence[int]) -> list[Facts]:

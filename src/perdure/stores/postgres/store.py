@@ -77,8 +77,7 @@ class PostgresStore:
     async def open(self) -> None:
         """Connects, and refuses a schema that is missing, too old or too new."""
         self._connections.open()
-        await migrate.verify(self._location)
-        await self._connections.way()
+        await migrate.verify(self._location, self._connections.call)
 
     async def close(self) -> None:
         await self._connections.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 from urllib.parse import parse_qsl, unquote, urlencode
 from urllib.parse import quote as percent_encode
 
 from msgspec import Struct
 
 from perdure.errors import StoreUrlError
+from perdure.stores.postgres.service import read_service
 
 _OURS = ("schema", "pool", "listen", "statement_timeout", "lock_timeout", "connect_timeout", "application_name")
 _DRIVERS = (
@@ -48,17 +50,20 @@ class Location(Struct, frozen=True):
 
 
 def parse_url(url: str) -> Location:
-    """Reads `postgresql://user:password@host:port/database?option=value`; what is left out comes from the environment
-    variables of libpq.
+    """Reads `postgresql://user:password@host:port/database?option=value`; what is left out comes from the `service` of
+    libpq's file, and then from its environment variables.
 
     Options of ours are `schema`, `pool`, `listen`, `statement_timeout` and `lock_timeout` (milliseconds),
     `connect_timeout` (seconds) and `application_name`; those of libpq about hosts and TLS are passed on.
     Raises `StoreUrlError`, which shows no password.
     """
     _check_signs(url)
-    name = _shown(url)
+    name = shown(url)
     _check_hosts(url, name)
     options = _options(url, name)
+    if service := options.pop("service", None) or os.environ.get("PGSERVICE"):
+        name += f"?service={service}"
+        options = {**read_service(service, name), **options}
     passed = {key: value for key, value in options.items() if key in _DRIVERS}
     for port in options.get("port", "").split(","):
         _check_port(port, name)
@@ -90,10 +95,12 @@ def _head(url: str) -> str:
     """The URL up to its options, where the driver would stumble over what a user or password has in it."""
     scheme, _, rest = url.partition("?")[0].partition("://")
     user, at, hosts = rest.rpartition("@")
+    # After a / the driver would look for no other name of the database, even if none is there.
+    hosts = hosts.removesuffix("/") if hosts.count("/") == 1 else hosts
     return f"{scheme}://{percent_encode(user, safe=_CLEAR)}{at}{hosts}"
 
 
-def _shown(url: str) -> str:
+def shown(url: str) -> str:
     """The URL without password and options."""
     scheme, _, rest = url.partition("://")
     authority, slash, path = rest.partition("?")[0].partition("/")

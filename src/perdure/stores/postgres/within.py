@@ -36,7 +36,7 @@ class Home:
 
     async def _ask(self) -> str:
         try:
-            connection = await connect(self._location, Way.POOLED_PLAIN, url=self._location.listen)
+            connection = await connect(self._location, Way.POOLED_PLAIN)
             try:
                 return await connection.fetchval(f"SELECT {quote(self._location.schema)}.here()")
             finally:

@@ -145,13 +145,14 @@ def keeps(scopes: Iterable[Scope], left: Mapping[Scope, Budget], now: Millis) ->
 def _late(budget: Budget | None, now: Millis) -> str | None:
     if budget is None or budget.meter is None or (opens := budget.meter.opens_at(now)) <= now:
         return None
-    return f"may begin its next run at {_time(opens)} ({show_rate(budget.meter.rate)})"
+    return f"may begin its next run at {show_time(opens)} ({show_rate(budget.meter.rate)})"
 
 
 def _paused(scope: Scope, pause: Pause | None) -> str:
-    by = "" if pause is None else f" by {pause.who} since {_time(pause.at)}"
+    by = "" if pause is None else f" by {pause.who} since {show_time(pause.at)}"
     return f"{show_scope(scope)} is paused{by}"
 
 
-def _time(at: Millis) -> str:
+def show_time(at: Millis) -> str:
+    """A time in a sentence."""
     return moment(at).strftime("%Y-%m-%d %H:%M:%S UTC")

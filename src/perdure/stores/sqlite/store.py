@@ -164,6 +164,7 @@ class SqliteStore:
             connection.close()
 
     async def check(self) -> list[Finding]:
+        await self.open()
         return await self._read(lambda tx: doctor.examine(tx, self._location))
 
     async def subscribe(self, topic: Topic, wake: Callable[[], None]) -> Subscription:

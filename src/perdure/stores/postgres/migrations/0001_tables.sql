@@ -92,7 +92,7 @@ CREATE TABLE live (
     cut_off boolean NOT NULL DEFAULT false,
     overdue boolean NOT NULL DEFAULT false,
     state text NOT NULL,
-    held text,                            -- why a queued run may not be claimed; NULL when it may
+    held text,                            -- why a queued run may not be claimed, or a begun one is put off; NULL when it may
     cancelling text,                      -- why it is to be cancelled; NULL when it is not
     unique_key text COLLATE "C",
     schedule text COLLATE "C",            -- that made it

@@ -204,7 +204,7 @@ BEGIN
             wake_at = CASE WHEN l.cancelling IS NULL THEN _now + 1000 END,
             worker = NULL, token = NULL,
             settled = coalesce(l.settled, 0), -- No token: it has begun, and may have checkpoints (see is_particular).
-            held = CASE WHEN l.cancelling IS NOT NULL AND l.session IS NOT NULL THEN 'session' END,
+            held = CASE WHEN l.cancelling IS NULL THEN 'start' WHEN l.session IS NOT NULL THEN 'session' END,
             seat = CASE WHEN l.cancelling IS NOT NULL AND l.session IS NOT NULL THEN 2 END,
             slot = CASE WHEN l.slot > 0 AND NOT l.keep AND l.cancelling IS NULL THEN 0 ELSE l.slot END
         WHERE l.seq = ANY (_runs) AND l.state = 'running'

@@ -307,6 +307,22 @@ LEFT JOIN perdure.grp AS g ON g.id = l.grp
 LEFT JOIN perdure.session AS s ON s.id = l.session
 WHERE l.state = 'queued' OR (l.state = 'scheduled' AND l.held IS NOT NULL);
 
+-- name: openers
+-- The transaction that has written to `run`, or locked it, for the longest, if it is longer than a start of a child waits
+-- for it; what a user may not see of others is NULL. Walks the locks and the sessions.
+SELECT
+    a.pid, coalesce(nullif(a.application_name, ''), 'no name') AS application, a.usename::text AS role, a.state,
+    (extract(epoch FROM a.xact_start) * 1000)::bigint AS since
+FROM pg_locks AS l
+JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.relation = 'perdure.run'::regclass
+    AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+    AND l.granted
+    AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+    AND (a.xact_start < clock_timestamp() - interval '100 ms') IS NOT FALSE
+ORDER BY a.xact_start
+LIMIT 1;
+
 -- name: pauses
 -- The scopes that are paused, by whom and since when, as JSON: all but groups, and the groups that are named.
 SELECT json_agg(json_build_array(s.kind, s.name, v.who, v.at))::text
