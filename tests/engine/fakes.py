@@ -196,6 +196,8 @@ def as_store(fake: Any) -> Store:
 class FakeExecution:
     """What a scope needs of an execution."""
 
+    over = False
+
     def __init__(self) -> None:
         self.names: list[str] = []
         self.tracked: list[asyncio.Task[Any]] = []

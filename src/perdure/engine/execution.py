@@ -41,6 +41,9 @@ T = TypeVar("T")
 _TURNS_OF_CANCELLING = 5
 """Turns of the event loop in which a cancellation gets from one task to those that it waits for."""
 
+_MOST_REFUSED = 100
+"""How often code that is closed where it stands may call something in vain."""
+
 _BEHIND_ALL = 1 << 40
 """A position behind all that the store had kept of a run when it was claimed."""
 
@@ -86,6 +89,8 @@ class Execution:
         self._turns: Turns | None = None
         self._idle: asyncio.Future[None] | None = None
         self._names: set[str] = set()
+        self._unwinding = False
+        self._refused = 0
         self._kept = 0
         self._deadline: Alarm | None = None
         self.task: asyncio.Task[None] = runtime.new_task(self.run())
@@ -276,9 +281,11 @@ class Execution:
             context.run(self._unwind)
 
     def _unwind(self) -> None:
+        self._unwinding = True
         for task in (*self.tasks, *self._adopted, self.task):  # from within: a group would cancel what is open in it
             if not task.done():
                 unwind(task, cancel=bool(self._steps) or _has_thread(task))
+        self._unwinding = False
 
     @property
     def undisturbed(self) -> bool:
@@ -331,7 +338,10 @@ class Execution:
         """Raises `CancelledError` when nothing new may begin: the execution is over, or its function has ended, and the
         call is not part of a step that is still in flight."""
         if self.over or (self._closing and not is_in_step()):
-            await asyncio.sleep(0)  # code that swallows it in a loop must not hold up everybody else
+            self._refused += 1
+            if not self._unwinding or self._refused > _MOST_REFUSED:
+                # Code that swallows it in a loop must not hold up everybody else; code that is closed can't wait.
+                await asyncio.sleep(0)
             raise asyncio.CancelledError
 
     def claim_name(self, key: str) -> None:

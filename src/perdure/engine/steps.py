@@ -284,15 +284,29 @@ class _Attempts:
                 return await fn(*args, **kwargs)
             finally:
                 enter(self.scope)
-        thread = self.execution.in_thread(inner, lambda: fn(*args, **kwargs))
-        self.thread = thread.outcome
-        try:
-            return await asyncio.shield(thread.outcome)
-        except asyncio.CancelledError:
-            inner.cancelled = True  # what the thread sees
-            if not thread.withdraw() and not self.execution.over:
-                await _until_done(thread.outcome)
-            raise
+        return await self._call_in_thread(inner, lambda: fn(*args, **kwargs))
+
+    async def _call_in_thread(self, inner: Scope, call: Callable[[], Any]) -> Any:
+        lease = self.execution.runtime.lease
+
+        def begin() -> Any:
+            if lease is not None and not lease.certain:  # it has waited for a thread since that was looked at
+                raise _Late
+            return call()
+
+        while True:
+            thread = self.execution.in_thread(inner, begin)
+            self.thread = thread.outcome
+            try:
+                return await asyncio.shield(thread.outcome)
+            except _Late:
+                if lease is not None:
+                    await lease.hold()
+            except asyncio.CancelledError:
+                inner.cancelled = True  # what the thread sees
+                if not thread.withdraw() and not self.execution.over:
+                    await _until_done(thread.outcome)
+                raise
 
     async def _back_off(self, at: Millis) -> None:
         await self.execution.wait(Wait(f"{self.key}.retry", WaitFor.TIMER, at=at))
@@ -344,6 +358,10 @@ class _Again(Exception):
     def __init__(self, at: Millis) -> None:
         super().__init__()
         self.at = at
+
+
+class _Late(Exception):
+    """The lease may have ended before the thread began."""
 
 
 async def _until_done(future: asyncio.Future[Any]) -> None:

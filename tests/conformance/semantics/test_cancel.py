@@ -387,3 +387,39 @@ async def test_a_child_may_have_a_deadline_of_its_own(play: Play) -> None:
         run = await parent.start()
         await sandbox.advance(60)
         assert await run.result() == "perdure.errors:DeadlineExceeded"
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+async def test_groups_clean_up_whole_when_the_run_is_cancelled(play: Play, depth: int) -> None:
+    app, gate, cleaned = new_app(), Gate(), list[int]()
+
+    @step
+    async def work() -> None:
+        await gate.pass_through()
+
+    async def leaf(number: int) -> None:
+        try:
+            await work()
+        finally:
+            for _ in range(30):
+                await asyncio.sleep(0)
+            cleaned.append(number)
+
+    async def branch(left: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                group.create_task(leaf(number))
+            if left > 1:
+                group.create_task(branch(left - 1))
+
+    @app.workflow
+    async def flow() -> None:
+        await branch(depth)
+
+    async with play(app):
+        run = await flow.start()
+        await gate.reached(4 * depth)
+        await run.cancel()
+        with pytest.raises(RunCancelled):
+            await run.result(timeout=20)
+        assert sorted(cleaned) == sorted([*range(4)] * depth)

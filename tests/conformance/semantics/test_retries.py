@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from perdure import Retry, current_run, sleep, step
+from perdure import Retry, current_run, sleep, step, wait_signal
 from perdure.errors import RunFailed, StepCutOff, StepTimedOut
 
 from .conftest import Explore, Play
@@ -258,7 +258,61 @@ async def test_a_step_is_tried_again_with_the_steps_in_it_that_failed(play: Play
         await sandbox.advance(hours=1)
         assert await run.result(timeout=20) == "done"
         assert ran.count("bad") == 3
-        assert delay == 0 or ran.count("good") == 1
+        assert ran.count("good") == 1
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+async def test_what_a_step_has_kept_of_what_it_called_is_there_for_its_next_attempt(play: Play, delay: int) -> None:
+    app, ran = new_app(), list[str]()
+
+    @step
+    async def charge() -> int:
+        ran.append("charge")
+        return len(ran)
+
+    @step(retry=Retry(attempts=3, delay=delay, jitter=0))
+    async def outer() -> tuple[int, str, float]:
+        charged = await charge.options(key="once")()
+        got = await wait_signal("go", str)
+        before = sandbox.clock.time
+        await sleep(5)
+        slept = sandbox.clock.time - before
+        ran.append("outer")
+        if ran.count("outer") < 3:
+            raise ConnectionError("not yet")
+        return charged, got, slept.total_seconds()
+
+    @app.workflow
+    async def flow() -> tuple[int, str, float]:
+        return await outer()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await run.signal("go", "one")
+        await sandbox.advance(hours=1)
+        assert await run.result(timeout=20) == (1, "one", 0)
+        assert ran == ["charge", "outer", "outer", "outer"]
+
+
+async def test_a_step_that_is_tried_again_calls_what_it_called_with_the_same_arguments(play: Play) -> None:
+    app = new_app()
+
+    @step
+    async def inner(n: int) -> int:
+        return n
+
+    @step(retry=Retry(attempts=2, delay=0))
+    async def outer() -> None:
+        await inner(current_run().step_attempt)
+        raise ConnectionError
+
+    @app.workflow
+    async def flow() -> None:
+        await outer()
+
+    async with play(app):
+        with pytest.raises(RunFailed, match=r"outer/inner .* is called with other arguments"):
+            await flow.run()
 
 
 async def test_a_step_in_a_step_that_failed_in_this_attempt_has_failed_after_a_crash(play: Play) -> None:

@@ -383,3 +383,89 @@ async def test_a_call_of_sync_code_that_never_came_to_begin_leaves_no_trace(
             await sandbox.kill_worker()
         gc.collect()
     assert [str(warning.message) for warning in warned] == []
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timed out"])
+async def test_a_step_that_waits_for_a_thread_does_not_begin_when_it_is_over(play: Play, how: str) -> None:
+    app, gate, ran, told = new_app(), ThreadGate(), list[int](), asyncio.Event()
+
+    async def listen() -> None:
+        try:
+            await asyncio.sleep(0 if how == "timed out" else 600)
+        finally:
+            told.set()
+
+    @step(timeout=None if how == "cancelled" else 60)
+    def work(number: int) -> None:
+        ran.append(number)
+        gate.pass_through()
+
+    @step
+    def after() -> None:
+        ran.append(9)
+
+    @app.workflow
+    async def flow() -> list[str]:
+        outcomes = await asyncio.gather(work(0), work(1), listen(), return_exceptions=True)
+        await after()
+        return [type(each).__name__ for each in outcomes[:2]]
+
+    async with play(app, concurrency=1) as sandbox:  # so there is one thread
+        run = await flow.start()
+        await gate.reached()
+        if how == "cancelled":
+            await run.cancel()
+            await told.wait()
+            gate.opened.set()
+            with pytest.raises(RunCancelled):
+                await run.result(timeout=20)
+            assert ran == [0]
+        else:
+            await sandbox.advance(minutes=2, settle=False)
+            for _ in range(20):  # turns in which the alarms reach both calls
+                await asyncio.sleep(0)
+            gate.opened.set()
+            assert await run.result(timeout=20) == ["StepTimedOut", "StepTimedOut"]
+            assert ran == [0, 9]
+
+
+async def test_a_step_that_waited_for_a_thread_begins_with_a_lease_that_is_certain(play: Play) -> None:
+    app, gate, did = new_app(), ThreadGate(), list[str]()
+
+    class Lease:
+        """One that ends, as far as its owner knows, while a step runs in the only thread, and is asked for anew."""
+
+        certain = True
+
+        def stop(self) -> None: ...
+
+        async def hold(self) -> None:
+            if not self.certain:
+                did.append("asked")
+                self.certain = True
+
+    lease = Lease()
+
+    @step
+    def one() -> None:
+        gate.pass_through()
+        lease.certain = False
+        did.append("one")
+
+    @step
+    def two() -> None:
+        did.append("two")
+
+    @app.workflow
+    async def flow() -> None:
+        await asyncio.gather(one(), two())
+
+    async with play(app, concurrency=1) as sandbox:
+        real = sandbox.worker.runtime.lease
+        sandbox.worker.runtime.lease = lease  # pyright: ignore[reportAttributeAccessIssue]
+        run = await flow.start()
+        await gate.reached()
+        gate.opened.set()
+        await run.result(timeout=20)
+        sandbox.worker.runtime.lease = real
+        assert did == ["one", "asked", "two"]

@@ -360,6 +360,74 @@ async def test_code_that_is_put_away_may_clean_up_but_not_begin_anything(play: P
         assert left[-1] == "left"
 
 
+@pytest.mark.parametrize("how", ["gather", "group"])
+async def test_a_wait_that_begins_just_before_a_step_is_watched_beside_it(play: Play, how: str) -> None:
+    app, gate, seen = new_app(), Gate(), asyncio.Event()
+
+    @step
+    async def work() -> None:
+        await gate.pass_through()
+
+    async def listen() -> str:
+        value = await wait_signal("go", str)
+        seen.set()
+        return value
+
+    @app.workflow
+    async def flow() -> str:
+        if how == "gather":
+            return (await asyncio.gather(listen(), work()))[0]
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(listen())
+            group.create_task(work())
+        return waiting.result()
+
+    async with play(app):
+        run = await flow.start()
+        await gate.reached()
+        await run.signal("go", "now")
+        async with asyncio.timeout(10):
+            await seen.wait()
+        gate.open()
+        assert await run.result(timeout=20) == "now"
+
+
+async def test_code_that_is_handed_back_calls_nothing_for_real_while_it_cleans_up(play: Play) -> None:
+    app, ran, waits = new_app(), list[str](), asyncio.Event()
+
+    @step
+    async def clean_up() -> None:
+        ran.append("step")
+
+    @app.workflow
+    async def other() -> None:
+        ran.append("run")
+
+    @app.workflow
+    async def flow() -> None:
+        try:
+            async with asyncio.timeout(600):  # so it stays in memory
+                waits.set()
+                await wait_signal("go")
+        finally:
+            try:
+                await clean_up()
+            finally:
+                await other.start()
+
+    async with play(app) as sandbox:
+        await sandbox.kill_worker()
+        run = await flow.start()
+        worker = app.worker()
+        await worker.start()
+        await waits.wait()
+        await asyncio.sleep(0)
+        await worker.stop(grace=0)
+        assert ran == []
+        assert await state(run) == "queued"
+        assert {each.id for each in await app.runs()} == {run.id}
+
+
 @pytest.mark.parametrize("call", [lambda: sleep(1), lambda: wait_signal("x"), current_run])
 def test_waits_outside_of_a_run_are_refused(call) -> None:
     with pytest.raises(NotInWorkflow):
