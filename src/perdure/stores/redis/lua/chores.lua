@@ -5,7 +5,7 @@
 --   :chores         zset    names of chores, KIND:OF, by the number of what began them
 --   :chore          hash    what is left of each (packed), by name
 
-local STEPS = 100 -- The most runs that chores take up in one script.
+local STEPS = 60 -- The most runs that chores take up in one script.
 
 local chore_kinds = {} -- KIND -> function(of, chore): does a part, and returns whether that was all.
 local steps -- how many runs more this script may take up

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- Those of some runs that have ended, with their outcomes. Their states are looked at without reading the whole of them.
 

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting keeping ending families claiming showing pushing scheduling parking settling
+-- library: exchanges
 -- flags: allow-oom
 -- One call per wake of a worker: saves, progress, settles, fires, due timers and deadlines, claims, and the reply.
 

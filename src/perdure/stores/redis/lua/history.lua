@@ -1,4 +1,4 @@
--- uses: core keeping
+-- library: reads
 -- flags: no-writes
 -- A page of a run's checkpoints, in order of position; or the one of a key.
 

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- Counts children of runs, a bounded number. Asked for with a list of {id, number behind which to go on}. Answers how many
 -- there are, how many of them have not ended, and which have children themselves; and where to go on.

@@ -1,4 +1,4 @@
--- uses: core waits reading walking
+-- library: reads
 -- flags: no-writes
 -- Runs by filters, at most `most` of them, and where to go on. `ids` asks for no more than their ids.
 

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting keeping ending
+-- library: changes
 -- Queues runs that ended once more: one, of which what can't be is said, or several, of which those are left out whose
 -- unique key another live run has. Answers the ids of those that it does; with `dry_run` of those that it would, and the
 -- keys that they would have then: what is told as `claimed` to the next such question.

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting keeping ending
+-- library: changes
 -- flags: allow-oom
 -- Keeps a signal for its run, and wakes the run if it is parked for that name. One that was kept before changes nothing.
 

@@ -1,4 +1,4 @@
--- uses: core keeping
+-- library: reads
 -- flags: no-writes
 -- A page of the signals that wait at a run, in order of position.
 

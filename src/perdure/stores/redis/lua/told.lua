@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending
+-- library: changes
 -- flags: allow-oom
 -- In a cluster: wakes runs that are parked for runs of other partitions which are over. One that is running keeps it in
 -- mind until its next settle: it may be about to park.
