@@ -20,12 +20,12 @@ _CALL = re.compile(r"\b(?:call|later)\(\s*'([A-Z]+)'(?:, '([A-Z]+)')?")
 _SHARED = {
     "reads": "core waits keeping placing walking reading",
     "changes": (
-        "core waits chores holding seating grouping moving starting keeping ending families staging serving limiting"
-        " working retaining parking"
+        "core waits chores holding seating grouping moving starting keeping clearing ending families staging serving"
+        " limiting working retaining parking"
     ),
     "exchanges": (
-        "core waits chores holding seating grouping moving starting keeping ending families claiming showing pushing"
-        " scheduling parking settling"
+        "core waits chores holding seating grouping moving starting keeping clearing ending families claiming showing"
+        " pushing scheduling parking settling"
     ),
 }
 """What stands before the functions of each library: few libraries, since all that they hold of the same makes the

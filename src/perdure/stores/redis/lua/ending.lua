@@ -191,7 +191,11 @@ function unfinish(run)
 end
 
 local function drop_signals(id)
-    call('UNLINK', P .. 'sig:' .. id, P .. 'sigid:' .. id, P .. 'sigw:' .. id, P .. 'sign:' .. id)
+    local keys = {}
+    for i, kind in ipairs({ 'sig:', 'sigid:', 'sigw:', 'sign:', 'sigc:', 'sigcid:', 'sigby:', 'sigold:' }) do
+        keys[i] = P .. kind .. id
+    end
+    call('UNLINK', unpack(keys))
 end
 
 -- LANES go with their last run, and nobody serves them any more: the next run makes its lane anew, which finds again who

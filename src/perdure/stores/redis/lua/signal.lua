@@ -7,18 +7,13 @@ if not run then
     return refuse('missing')
 end
 local s = run.s
-if s.signals and call('HEXISTS', P .. 'sigid:' .. run.id, args.id) == 1 then
+if knows_signal(run, args.id) then
     return pack(true)
 end
 if FINAL[s.state] then
     return refuse('ended', s.state)
 end
-change(run)
-s.signals = (s.signals or 0) + 1
-call('HSET', P .. 'sigid:' .. run.id, args.id, s.signals)
-local signal = { id = args.id, name = args.name, body = args.body }
-put_signal(run.id, s.signals, signal)
-set_waiting(run.id, s.signals, signal, true)
+add_signal(run, { id = args.id, name = args.name, body = args.body })
 local woken = s.state == 'running'
 if s.state == 'waiting' then
     local conditions = conditions_of(run)
