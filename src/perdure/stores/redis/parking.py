@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.model import Wait, WaitFor
+from perdure.model import Millis, Wait, WaitFor
 from perdure.stores.redis.session import as_text, encode
 
 _MUCH = 4096
@@ -19,8 +19,11 @@ _PART = 100
 _Waits = msgspec.json.Decoder(list[Wait])
 
 
-def parked(waits: Sequence[Wait], kinds: Sequence[str] | None = None, *, is_true: bool = False) -> tuple[Any, ...]:
-    """What a run waits for, as scripts take it (see parking.lua); `kinds` has that of each, where it is another one.
+def parked(
+    waits: Sequence[Wait], kinds: Sequence[str] | None = None, *, is_true: bool = False, until: Millis | None = None
+) -> tuple[Any, ...]:
+    """What a run waits for, as scripts take it (see parking.lua); `kinds` has that of each, where it is another one;
+    `until` is when it is to look again, whatever becomes of them.
 
     Where it is much, conditions are packed in parts, and what clients see is compressed: whatever a script is given
     makes the server's Lua collect garbage the sooner, which takes as long as all that the script does.
@@ -29,7 +32,8 @@ def parked(waits: Sequence[Wait], kinds: Sequence[str] | None = None, *, is_true
     for wait, kind in zip(waits, kinds or [wait.what for wait in waits], strict=True):
         if kind != WaitFor.TIMER:
             conditions += (kind, wait.target)
-    first = min((wait.at for wait in waits if wait.at is not None), default=False)
+    times = [*(wait.at for wait in waits if wait.at is not None), *([] if until is None else [until])]
+    first = min(times, default=False)
     shown = msgspec.json.encode(waits)
     if len(shown) <= _MUCH and len(conditions) <= _PART:
         return as_text(shown), first, is_true, conditions, False

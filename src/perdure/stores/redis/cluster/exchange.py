@@ -254,7 +254,9 @@ class Exchanger:
         asked = asked_of(said)
         for n, settle in enumerate(said.settles, 1):
             if settle.waits:
-                asked["settles"][n * WIDTH - 1] = waits.marked(partition, settle.waits, plan.over)
+                far = plan.far.get(settle.token, ())
+                shown = waits.marked(partition, settle.waits, plan.over, far, plan.look_again)
+                asked["settles"][n * WIDTH - 1] = shown
         checks = plan.checks.get(partition)
         if checks:
             asked["checks"] = [each for ref, token in checks for each in (ref, *token_parts(token))]

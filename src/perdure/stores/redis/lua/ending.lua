@@ -8,7 +8,8 @@ do
 -- nothing to do where they don't wait, and where they wait for others by now, they look and are parked again.
 
 local FEW_WAITS = 10 -- So many are taken out at once.
-local TAKEN_OUT = 5 -- How many are for each run that a script may take up.
+local TAKEN_OUT = 5 -- How many are for each run that a script may take up,
+local WOKEN = 2 -- and how many are woken.
 
 -- Adds to a list the runs of some conditions that others do not have.
 local function add_left(out, before, after)
@@ -78,9 +79,9 @@ function wake(run)
 end
 
 function chore_kinds.wake(id)
-    local most = steps + 1
+    local most = WOKEN * (steps + 1)
     local waiting = call('SPOP', P .. 'parked:' .. id, most)
-    steps = steps - #waiting
+    steps = steps - math.floor(#waiting / WOKEN)
     for _, each in ipairs(waiting) do
         local partition, waiter = string.match(each, '^%z(%d+):(.*)$')
         if partition then
