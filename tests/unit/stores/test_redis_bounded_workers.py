@@ -11,6 +11,7 @@ from conformance.kit import (
     ManualClock,
     Worker,
     checkpoint,
+    for_run,
     for_signal,
     save,
     settle,
@@ -299,6 +300,32 @@ async def test_a_run_that_waits_for_much_and_is_signalled(store: Store, meter: M
     await store.signal(Signal("s", "r", f"n{MANY - 1}", "1"))
     claim = await until_claimed(ada)
     assert [signal.name for signal in claim.signals] == [f"n{MANY - 1}"]
+    meter.check()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 20, MANY // 4, MANY - 5])
+async def test_one_that_waits_for_others_than_before(
+    store: Store, server: RedisServer, meter: Meter, kept: int
+) -> None:
+    """It is taken out where it waits no more, and stays where it does, in however many parts these are."""
+    await store.enqueue([start("r", priority=-1), *[start(f"c{n}", queue="other") for n in range(MANY)]])
+    ada = await worker(store)
+    [claim] = await ada.claim()
+    first, second = [f"c{n}" for n in range(MANY)], [f"c{n}" for n in range(MANY - kept, MANY)]
+    for turn, waited in enumerate((first, second, first, second)):
+        waits = [*map(for_run, waited), for_signal("go")]
+        await ada.exchange(settles=[settle(claim, To.PARK, waits=waits)])
+        while (await ada.exchange()).more:
+            pass
+        parked = {key.rpartition(b":")[2].decode() for key in server.keys(server.url) if b":parked:" in key}
+        assert parked == {*waited}
+        await store.signal(Signal(f"s{turn}", "r", "go", "1"))
+        [claim] = await ada.claim()
+        await ada.exchange(saves=[save(claim, checkpoint("k"), consumes=claim.signals[0].position)])
+    await ada.settle(claim)
+    while (await ada.exchange()).more:
+        pass
+    assert not [key for key in server.keys(server.url) if b":parked:" in key]
     meter.check()
 
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 from perdure.errors import CheckpointNotFound, KeyTaken, PerdureError, RunEnded, RunNotEnded, RunNotFound
 from perdure.model import Signal, State
 from perdure.stores.redis.chores import finish_left
+from perdure.stores.redis.parking import hash_of
 from perdure.stores.redis.session import Refused, Session
 
 
@@ -25,7 +26,8 @@ class _Retried(Struct):
 async def deliver(db: Session, signal: Signal) -> None:
     """Keeps a signal and wakes its run."""
     try:
-        await db.call("signal", signal, durable=True)
+        asked = {**msgspec.structs.asdict(signal), "hash": hash_of(signal.name)}
+        await db.call("signal", asked, durable=True)
     except Refused as refused:
         raise explain(refused, signal.run_id) from None
 

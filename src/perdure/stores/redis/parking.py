@@ -40,9 +40,14 @@ def parked(
     # By their targets, so that of a run that is parked again most parts are as they were.
     parts: list[list[str]] = [[] for _ in range(1 << (len(conditions) // _PART).bit_length())]
     for kind, target in zip(conditions[::2], conditions[1::2], strict=True):
-        parts[zlib.crc32(target.encode()) % len(parts)] += (kind, target)
+        parts[hash_of(target) % len(parts)] += (kind, target)
     packed = [as_text(encode(part)) for part in parts]
     return as_text(base64.b64encode(zlib.compress(shown, 1))), first, is_true, packed, True
+
+
+def hash_of(target: str) -> int:
+    """By which scripts find the part that a condition is in."""
+    return zlib.crc32(target.encode())
 
 
 def waits_in(shown: str) -> list[Wait]:

@@ -20,7 +20,7 @@ from perdure.model import Ended, Millis, Wait, WaitFor
 from perdure.stores.exchange import Claim, Seen, Settle, To, Watch
 from perdure.stores.redis.cluster.places import Places
 from perdure.stores.redis.exchange import seen_among
-from perdure.stores.redis.parking import parked
+from perdure.stores.redis.parking import hash_of, parked
 from perdure.stores.redis.session import Session
 
 logger = logging.getLogger("perdure.store")
@@ -91,9 +91,9 @@ async def deliver(places: Places, mail: Mapping[int, list[tuple[int, str, str]]]
     out = places.parts.reach.out()
 
     async def carry(session: Session, letters: list[tuple[int, str, str]]) -> None:
-        by_partition: defaultdict[int, list[dict[str, str]]] = defaultdict(list)
+        by_partition: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
         for partition, waiter, target in letters:
-            by_partition[partition].append({"waiter": waiter, "target": target})
+            by_partition[partition].append({"waiter": waiter, "target": target, "hash": hash_of(target)})
         try:
             await places.parts.some(by_partition, lambda other, told: other.call("told", told, durable=True))
             await session.call("sent", letters, durable=True)

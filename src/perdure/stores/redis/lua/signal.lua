@@ -14,15 +14,7 @@ if FINAL[s.state] then
     return refuse('ended', s.state)
 end
 add_signal(run, { id = args.id, name = args.name, body = args.body })
-local woken = s.state == 'running'
-if s.state == 'waiting' then
-    local conditions = conditions_of(run)
-    for at = 1, #conditions, 2 do
-        if not woken and conditions[at] == 'signal' and conditions[at + 1] == args.name then
-            woken = wake(run)
-        end
-    end
-end
+local woken = s.state == 'running' or (waits_for(run, 'signal', args.name, args.hash) and wake(run))
 if woken then
     tell('work')
     tell('status')

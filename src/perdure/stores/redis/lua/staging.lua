@@ -3,7 +3,7 @@
 -- Whoever comes goes on where somebody has left off: :opening has the batches of either kind, by the time from which
 -- nobody is expected to care for them any more.
 
-local PART = 100
+local PART = 50
 local PATIENCE = 60000
 
 local function expect(id)

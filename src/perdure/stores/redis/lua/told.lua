@@ -7,12 +7,8 @@ for _, each in ipairs(args) do
     local run = find(each.waiter)
     local state = run and run.s.state
     if state == 'waiting' then
-        local conditions = conditions_of(run)
-        for at = 1, #conditions, 2 do
-            if conditions[at] == 'away' and conditions[at + 1] == each.target then
-                wake(run)
-                break
-            end
+        if waits_for(run, 'away', each.target, each.hash) then
+            wake(run)
         end
         tell('work')
     elseif state == 'running' then
