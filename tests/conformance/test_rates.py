@@ -26,7 +26,7 @@ from conformance.kit import (
 )
 from perdure.model import Limits, Millis, Rate, Scope, State
 from perdure.stores.base import Store
-from perdure.stores.exchange import To
+from perdure.stores.exchange import CLAIM_BYTES, To
 
 pytestmark = pytest.mark.anyio
 
@@ -286,7 +286,7 @@ async def test_runs_that_did_not_fit_into_the_bytes_have_not_begun(
     store: Store, ada: Worker, clock: ManualClock
 ) -> None:
     await store.set_limits(of_queue(), per_second(1, burst=4), "ada")
-    await store.enqueue([start(f"r{n}", input='"' + "x" * 2_000_000 + '"') for n in range(5)])
+    await store.enqueue([start(f"r{n}", input='"' + "x" * (CLAIM_BYTES // 2 - 50_000) + '"') for n in range(5)])
     reply = await ada.exchange(slots=5)
     assert (len(reply.claims), reply.more) == (2, True)
     reply = await ada.exchange(slots=5)
@@ -298,7 +298,7 @@ async def test_the_bytes_of_an_exchange_are_bounded_however_often_it_looks(store
     await store.set_limits(of_group("g"), per_second(1), "ada")
     await store.enqueue([start("g0", group="g", group_limit=9)])
     assert ids(await ada.claim()) == ["g0"]
-    big = '"' + "x" * 2_000_000 + '"'
+    big = '"' + "x" * (CLAIM_BYTES // 2 - 50_000) + '"'
     await store.enqueue([start("big0", input=big), *[start(f"g{n}", group="g") for n in range(1, 4)]])
     await store.enqueue([start(f"big{n}", input=big) for n in range(1, 4)])
     reply = await ada.exchange(slots=4)

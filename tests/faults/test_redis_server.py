@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 
 import hiredis
@@ -64,6 +65,8 @@ async def test_a_server_that_takes_long_to_load(world: World, redis_server: Redi
     worker = await world.serving(lease=60, concurrency=20)
     held = await world.flows.holding.start("gate")
     await until(lambda: world.log.count("ran", held.id), "the run is at work")
+    for number in range(100):  # It looks at connections when it has loaded so many bytes.
+        redis_server.run("SET", f"other:{number}", os.urandom(4096))
     redis_server.run("SAVE")
     redis_server.run("CONFIG", "SET", "appendonly", "no")
     redis_server.settings |= {

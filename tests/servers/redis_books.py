@@ -30,7 +30,7 @@ _NUMBERS = (
 _STATES = ("queued", "running", "scheduled", "waiting", "succeeded", "failed", "cancelled")
 _HELD = ("session", "group", "paused", "rate")
 _FINAL = ("succeeded", "failed", "cancelled")
-_OWN = ("run", "cp", "cpo", "cperr", "sig", "sigid", "sigw", "sign")
+_OWN = ("run", "cp", "cpo", "cperr", "sig", "sigid", "sigw", "sign", "sigc", "sigcid", "sigby", "sigold")
 """What there is for one run alone, behind its id."""
 _SETS = (
     *("live", "done", "failed", "fin", "ready", "timer", "due", "owned", "stop", "late"),

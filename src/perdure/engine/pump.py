@@ -57,7 +57,7 @@ _LAST_SERIAL = (1 << 32) - (1 << 24)
 
 _MOST_SAVES = 200
 _MOST_SETTLES = 200
-_MOST_BYTES = 4 * 1024 * 1024
+_MOST_BYTES = 1024 * 1024
 """What one exchange carries of checkpoints (two for one that starts a run) and ends, at most, but always one: so no
 store is busy with it for long."""
 

@@ -21,7 +21,7 @@ Ref: TypeAlias = int | str
 CLAIM_LIMIT = 64
 """The most runs that one exchange claims: it bounds how long a store is kept busy by one call."""
 
-CLAIM_BYTES = 4 * 1024 * 1024
+CLAIM_BYTES = 2 * 1024 * 1024
 """The most bytes of inputs and checkpoints that one exchange brings. The first run is brought whatever its size."""
 
 PAGE = 256

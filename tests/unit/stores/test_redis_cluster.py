@@ -35,6 +35,7 @@ from perdure.stores.exchange import Claim, Existed, To
 from perdure.stores.redis import ClusterStore
 from perdure.stores.redis import limits as single
 from perdure.stores.redis.cluster import waits
+from perdure.stores.redis.cluster.waits import PUT_OFF
 from perdure.stores.redis.route import slot
 from perdure.stores.redis.session import Session
 from perdure.stores.redis.url import parse_url
@@ -420,7 +421,8 @@ async def test_an_end_that_comes_before_the_run_is_parked_is_not_lost(store: Clu
     claims = {claim.id: claim for claim in await everything(ada)}
     parked = settle(claims[waiter], To.PARK, waits=[for_run(target)])
     parked.ref = waiter
-    over = await waits.put_down(store._places, {partition(claims[waiter]): [parked]})
+    at = await store._places.locate([target])
+    over = await waits.put_down(store._places, {partition(claims[waiter]): [parked]}, at)
     assert [*over.values()] == [False]
     await ada.settle(claims[target], body="7")  # And the mail is delivered.
     await ada.park(claims[waiter], for_run(target))
@@ -501,23 +503,56 @@ async def test_what_a_lost_partition_was_told_is_told_again_and_others_go_on(
     for _ in range(3):
         reply = await ada.exchange(saves=saves, settles=settles)
         assert (reply.unsaid, reply.refused, reply.more) == ([gone.token], [], False)
-    # A child whose id is at home there, and a wait for a run that is there, have to wait; all else goes on.
+    # A child whose id is at home there has to wait; all else goes on.
     child = save(here, checkpoint("c"), starts=start(f"{{{lost}}}/c"))
-    reply = await ada.exchange(saves=[child], settles=[settle(there, To.PARK, waits=[for_run(lost)])])
-    assert reply.unsaid == sorted([here.token, there.token])
+    reply = await ada.exchange(saves=[child], settles=[settle(there, body="2")])
+    assert reply.unsaid == [here.token]
     reply = await ada.exchange(
-        watches=[watch(here, for_run(lost))], owned=[(each.ref, each.token) for each in claims.values()]
+        watches=[watch(here, for_run(lost))], owned=[(each.ref, each.token) for each in (gone, here)]
     )
     assert (reply.seen, reply.unsaid, reply.refused) == ([], [], [])
     assert [kept.key for kept in await store.history(fine)] == ["k"]
     await store.enqueue([start(f"{n}{{{fine}}}") for n in range(5)])
     assert len(await everything(ada)) == 5
     await outage.end()
-    reply = await ada.exchange(saves=[*saves, child], settles=[*settles, settle(there, body="2")])
+    reply = await ada.exchange(saves=[*saves, child], settles=settles)
     assert (reply.unsaid, reply.refused, reply.existed) == ([], [], [])
     assert [(kept.key, kept.position) for kept in await store.history(lost)] == [("k", 1)]
     assert (await record(store, lost)).body == "1"
     assert [each.id for each in await store.runs(RunQuery(parent=fine))] == [f"{{{lost}}}/c"]
+
+
+async def test_a_run_that_waits_for_one_of_a_lost_partition_takes_no_slot(
+    store: ClusterStore, ada: Worker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, waiter, other = apart(store, "l", "w", "o")
+    await store.enqueue([start(lost), start(waiter), start(other)])
+    claims = {claim.id: claim for claim in await everything(ada)}
+    outage = Outage(store, partition(claims[lost]), monkeypatch)
+    waiting = claims[waiter]
+    for _ in range(3):  # At first nobody knows yet that the partition is out of reach.
+        assert (await ada.park(waiting, for_run(lost), for_run(other))).unsaid == []
+        found = await record(store, waiter)
+        assert (found.state, [wait.target for wait in found.waits]) == (State.WAITING, [lost, other])
+        assert await everything(ada) == []
+        clock.advance(ms=PUT_OFF)
+        [waiting] = await everything(ada)
+        assert (waiting.id, waiting.ended, waiting.missing) == (waiter, [], [])
+    # What can be reached wakes it at once.
+    await ada.park(waiting, for_run(lost), for_run(other))
+    await ada.settle(claims[other], body="2")
+    [waiting] = await everything(ada)
+    assert [(ended.id, ended.body) for ended in waiting.ended] == [(other, "2")]
+    await ada.park(waiting, for_run(lost))
+    await outage.end()
+    clock.advance(ms=PUT_OFF)
+    [waiting] = await everything(ada)
+    await ada.park(waiting, for_run(lost))
+    clock.advance(ms=PUT_OFF)
+    assert await everything(ada) == []
+    await ada.settle(claims[lost], body="1")
+    [waiting] = await everything(ada)
+    assert [(ended.id, ended.body) for ended in waiting.ended] == [(lost, "1")]
 
 
 async def test_what_was_claimed_of_a_lost_partition_is_heard_of_when_it_answers(

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from perdure.model import Arrived, Checkpoint, Ended, Millis, State, WaitFor
-from perdure.stores.exchange import PAGE, Cancelling, Claim
+from perdure.stores.exchange import Cancelling, Claim
 from perdure.stores.redis.parking import waits_in
 
 _LOW = (1 << 40) - 1
@@ -52,6 +52,8 @@ class ShownMore(Struct, frozen=True):
     cancelling: Cancelling | None = None
     checkpoints: list[Checkpoint] = []
     signals: list[Arrived] = []
+    more_checkpoints: bool = False
+    more_signals: bool = False
     ended: list[ShownEnd] = []
     missing: list[str] = []
     """Runs that it was parked for and that are not there."""
@@ -95,12 +97,12 @@ def claim_of(claim: ShownClaim, kinds: Sequence[Kind], worker: int, serial: int)
         deadline=more.deadline,
         parent=kind.parent or None,
         cancelling=more.cancelling,
-        checkpoints=more.checkpoints[:PAGE],
-        signals=more.signals[:PAGE],
+        checkpoints=more.checkpoints,
+        signals=more.signals,
         ended=ends_of(more.ended),
         missing=[key for target in more.missing for key in keys_of(more)[target]],
-        more_checkpoints=len(more.checkpoints) > PAGE,
-        more_signals=len(more.signals) > PAGE,
+        more_checkpoints=more.more_checkpoints,
+        more_signals=more.more_signals,
         group=kind.group,
         session=kind.session,
         version=kind.version,

@@ -18,7 +18,7 @@ from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores.redis.durability import Rounds
 from perdure.stores.redis.errors import DRIVER_ERRORS, code, is_broken, is_unknown, lacking_rights, translate
 from perdure.stores.redis.route import Route
-from perdure.stores.redis.scripts import Script, besides, every, ready
+from perdure.stores.redis.scripts import Script, besides, libraries, ready
 from perdure.stores.redis.url import Address, Durability, Kind, Location
 from perdure.stores.redis.wire import FAREWELL, Argument, Connection, dial, pack, version_of
 
@@ -218,7 +218,7 @@ class Redis:
         except DRIVER_ERRORS as error:
             raise translate(error, self.location) from error
         if isinstance(reply, hiredis.ReplyError) and is_unknown(reply):
-            for each in every():  # Others get their turns in between.
+            for each in libraries().values():  # Others get their turns in between.
                 await self._load(each, link)
         lacks = await self.call(ready(), *besides(self.location), partition=partition)
         if lacks:

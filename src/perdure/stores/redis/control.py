@@ -10,6 +10,7 @@ from msgspec import Struct
 from perdure.errors import CheckpointNotFound, KeyTaken, PerdureError, RunEnded, RunNotEnded, RunNotFound
 from perdure.model import Signal, State
 from perdure.stores.redis.chores import finish_left
+from perdure.stores.redis.parking import hash_of
 from perdure.stores.redis.session import Refused, Session
 
 
@@ -18,10 +19,15 @@ class _Cancelled(Struct):
     left: int | None = None
 
 
+class _Retried(Struct):
+    left: int | None = None
+
+
 async def deliver(db: Session, signal: Signal) -> None:
     """Keeps a signal and wakes its run."""
     try:
-        await db.call("signal", signal, durable=True)
+        asked = {**msgspec.structs.asdict(signal), "hash": hash_of(signal.name)}
+        await db.call("signal", asked, durable=True)
     except Refused as refused:
         raise explain(refused, signal.run_id) from None
 
@@ -48,11 +54,12 @@ async def retry(db: Session, run_id: str, from_key: str | None) -> None:
     if from_key is not None:
         asked["from_key"] = from_key
     try:
-        await db.call("retry", asked, durable=True)
+        found = msgspec.convert(await db.call("retry", asked, durable=True), _Retried)
     except Refused as refused:
         if refused.kind == "no checkpoint":
             raise CheckpointNotFound(f"run {run_id} has no checkpoint {from_key!r}") from None
         raise explain(refused, run_id) from None
+    await finish_left(db, found.left)
 
 
 def explain(refused: Refused, run_id: str) -> PerdureError:

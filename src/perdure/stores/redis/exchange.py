@@ -26,7 +26,7 @@ from perdure.stores.exchange import (
     Told,
     Watch,
 )
-from perdure.stores.redis import reads
+from perdure.stores.redis import owned, reads
 from perdure.stores.redis.claims import Kind, ShownClaim, ShownEnd, claim_of, end_of, token_of, token_parts, unseen
 from perdure.stores.redis.parking import parked
 from perdure.stores.redis.pushes import Hands, Push
@@ -74,6 +74,10 @@ class Reply(Struct):
     """In a cluster: nothing was done, since these runs are not to be made here; with the places to be looked at."""
     mail: list[tuple[int, str, str]] = []
     """In a cluster: partition and id of a run that waits for one which is over, and the id of that."""
+    crowded: bool = False
+    """Nothing was done, since the worker owns so much: what was claimed before is to be looked for, and told."""
+    unchecked: bool = False
+    """What the worker owns was not compared with what it says, since that is so much."""
     bytes: int = 0
     """In a cluster: how many the claims bring."""
     sessions: int = 0
@@ -82,7 +86,7 @@ class Reply(Struct):
     """In a cluster: whether runs are ready of sessions that nobody owns."""
 
 
-Replies = msgspec.msgpack.Decoder(Reply)
+_Replies = msgspec.msgpack.Decoder(Reply)
 
 
 WATCHED = 100
@@ -104,10 +108,11 @@ async def exchange(db: Session, hands: Hands, said: Exchange) -> Exchanged:
         owners = {(watch.ref, watch.token): None for watch in watches}
         asked["checks"] = _flat((ref, *token_parts(token)) for ref, token in owners)
     told = [] if hand is None else hand.ask(asked)
-    found = await _call(db, said, asked)
+    found = await ask_script(db, said, asked)
     reply = told_by(said, found)
     if hand is not None:
         hand.heard(told, reply, found.pushes)
+    await compare(db, said, found, reply)
     await _tell(db, reply, found)
     await _look(db, reply, [watch for watch in watches if watch.token not in reply.refused])
     return reply
@@ -166,9 +171,20 @@ async def _tell(db: Session, reply: Exchanged, found: Reply) -> None:
                 claim.missing += [key for target in gone for key in waits[target]]
 
 
-async def _call(db: Session, said: Exchange, asked: dict[str, Any]) -> Reply:
+async def ask_script(db: Session, said: Exchange, asked: dict[str, Any]) -> Reply:
+    """Calls the script; and again, with what was claimed before, where it would have too much to look at for that."""
     durable = bool(said.saves or said.settles or said.fires)
-    return await db.call("exchange", asked, durable=durable, reads=Replies)
+    reply = await db.call("exchange", asked, durable=durable, reads=_Replies)
+    if reply.crowded:
+        asked["mine"] = await owned.claimed_by(db, said.worker, said.serial)
+        reply = await db.call("exchange", asked, durable=durable, reads=_Replies)
+    return reply
+
+
+async def compare(db: Session, said: Exchange, found: Reply, reply: Exchanged) -> None:
+    """Compares what a worker says that it owns with what it does, where the script has not."""
+    if said.owned is not None and (found.unchecked or len(said.owned) > owned.MOST):
+        await owned.check(db, said, reply)
 
 
 def told_by(said: Exchange, reply: Reply) -> Exchanged:
@@ -214,7 +230,7 @@ def asked_of(said: Exchange) -> dict[str, Any]:
         asked["watches"] = [{**_of(watch), "wait": watch.wait} for watch in said.watches]
     if said.told:
         asked["told"] = [{**_of(told), "status": told.status} for told in said.told]
-    if said.owned is not None:
+    if said.owned is not None and len(said.owned) <= owned.MOST:
         asked["owned"] = _flat((ref, *token_parts(token)) for ref, token in said.owned)
     if said.fires:
         asked["fires"] = [_fire(fire) for fire in said.fires]

@@ -10,6 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.model import FailureCause, Millis, RunQuery, RunRecord, State
+from perdure.stores.redis import owned
+from perdure.stores.redis.chores import finish_left
 from perdure.stores.redis.reasons import Shown, explained
 from perdure.stores.redis.session import Session
 
@@ -21,6 +23,8 @@ _RETRIED = 50
 
 class _Page(Shown):
     ids: tuple[str, ...] = ()
+    crowded: tuple[str, ...] = ()
+    """Nothing was looked at, since more runs are running than one script looks at: these workers have them."""
     total: int | None = None
     """How many match in all, if the script knows."""
     at: int | None = None
@@ -44,6 +48,7 @@ class _Causes(Struct):
 class _Retried(Struct):
     ids: list[str] = []
     claimed: list[str] = []
+    left: int | None = None
 
 
 _pages = msgspec.msgpack.Decoder(_Page)
@@ -91,6 +96,7 @@ async def retry_all(db: Session, ids: Sequence[str], *, dry_run: bool) -> list[s
     for first in range(0, len(ids), _RETRIED):
         wanted: dict[str, Any] = {"ids": ids[first : first + _RETRIED], "dry_run": dry_run, "claimed": claimed}
         found = await db.call("retry", wanted, durable=not dry_run, reads=_retries)
+        await finish_left(db, found.left)
         done += found.ids
         claimed += found.claimed
     return done
@@ -102,6 +108,10 @@ async def _walk(db: Session, query: RunQuery, *, ids: bool = False) -> AsyncIter
     while left > 0:
         asked = {"query": query, "most": min(left, _SHOWN), "ids": ids, **_behind(after)}
         page = await db.call("list", asked, reads=_pages)
+        if page.crowded:
+            async for each in _walk_running(db, query, page.crowded, ids=ids):
+                yield each
+            return
         yield page
         left -= len(page.runs) + len(page.ids)
         if query.after is None and total is None:
@@ -109,6 +119,22 @@ async def _walk(db: Session, query: RunQuery, *, ids: bool = False) -> AsyncIter
         after = page.at
         if after is None or (total is not None and query.limit - left >= total):
             return
+
+
+async def _walk_running(db: Session, query: RunQuery, workers: Sequence[str], *, ids: bool) -> AsyncIterator[_Page]:
+    """Runs that are running, by what workers own."""
+    found = [(run.seq, run.id) for worker in workers for run in await owned.read(db, worker)]
+    found = sorted(set(found), reverse=not query.oldest_first)
+    after, left = query.after, query.limit
+    if after is not None:
+        found = [each for each in found if (each[0] > after if query.oldest_first else each[0] < after)]
+    given = [run_id for _, run_id in found]
+    while given and left > 0:
+        asked = {"query": query, "most": left, "ids": ids, "given": given[:_SHOWN]}
+        page = await db.call("list", asked, reads=_pages)
+        yield page
+        left -= len(page.runs) + len(page.ids)
+        given = given[page.at or _SHOWN :]
 
 
 def _behind(after: int | None) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -13,9 +14,13 @@ from perdure.model import Arrived, Checkpoint, Count, Ended, Millis, RunRecord, 
 from perdure.stores.redis.reasons import Shown, explained
 from perdure.stores.redis.session import Session
 
+T = TypeVar("T", Checkpoint, Arrived)
+
 _AHEAD = 1000
 _CHUNK = 500
 """The most runs that one call looks at: it bounds how long a server is kept busy by it."""
+_PART = 250
+"""The most checkpoints, or signals, that one call brings."""
 _STATES = frozenset(State)
 
 
@@ -27,10 +32,10 @@ class _Ended(msgspec.Struct):
 
 _Number = msgspec.msgpack.Decoder(int)
 _Shown = msgspec.msgpack.Decoder(Shown)
-_Ends = msgspec.msgpack.Decoder(list[_Ended])
+_Ends = msgspec.msgpack.Decoder(tuple[list[_Ended], int])
 _Ids = msgspec.msgpack.Decoder(list[str])
-_Checkpoints = msgspec.msgpack.Decoder(list[Checkpoint])
-_Signals = msgspec.msgpack.Decoder(list[Arrived])
+_Checkpoints = msgspec.msgpack.Decoder(tuple[list[Checkpoint], bool])
+_Signals = msgspec.msgpack.Decoder(tuple[list[Arrived], bool])
 _Counts = msgspec.msgpack.Decoder(list[tuple[str, str, str, int]])
 _Workers = msgspec.msgpack.Decoder(list[WorkerRecord])
 
@@ -51,9 +56,11 @@ async def load_run(db: Session, run_id: str) -> RunRecord | None:
 async def ended(db: Session, run_ids: Sequence[str]) -> list[Ended]:
     """The outcomes of those of the runs that have ended."""
     found: list[Ended] = []
-    for first in range(0, len(run_ids), _CHUNK):
-        chunk = await db.call("ended", run_ids[first : first + _CHUNK], reads=_Ends)
+    looked = 0
+    while looked < len(run_ids):
+        chunk, more = await db.call("ended", run_ids[looked : looked + _CHUNK], reads=_Ends)
         found += [Ended(each.id, each.state, each.body) for each in chunk]
+        looked += more
     return found
 
 
@@ -67,17 +74,32 @@ async def missing(db: Session, run_ids: Sequence[str]) -> list[str]:
 
 async def history(db: Session, run_id: str, after: int, limit: int) -> list[Checkpoint]:
     """A page of checkpoints, in order of position."""
-    return await db.call("history", {"run_id": run_id, "after": after, "limit": limit}, reads=_Checkpoints)
+    return await _page(db, "history", _Checkpoints, run_id, after, limit)
 
 
 async def find(db: Session, run_id: str, key: str) -> Checkpoint | None:
     """One checkpoint, or None."""
-    return next(iter(await db.call("history", {"run_id": run_id, "key": key}, reads=_Checkpoints)), None)
+    found, _ = await db.call("history", {"run_id": run_id, "key": key}, reads=_Checkpoints)
+    return next(iter(found), None)
 
 
 async def signals(db: Session, run_id: str, after: int, limit: int) -> list[Arrived]:
     """A page of the signals that wait at a run."""
-    return await db.call("signals", {"run_id": run_id, "after": after, "limit": limit}, reads=_Signals)
+    return await _page(db, "signals", _Signals, run_id, after, limit)
+
+
+async def _page(
+    db: Session, script: str, reads: msgspec.msgpack.Decoder[tuple[list[T], bool]], run_id: str, after: int, limit: int
+) -> list[T]:
+    """A page, of which one call brings a part: some, and not too many bytes."""
+    found: list[T] = []
+    more = True
+    while more and len(found) < limit:
+        asked = {"run_id": run_id, "after": after, "limit": min(_PART, limit - len(found))}
+        part, more = await db.call(script, asked, reads=reads)
+        found += part
+        after = part[-1].position if part else after
+    return found
 
 
 async def ahead(db: Session, run_id: str) -> int:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from perdure.errors import RunNotEnded
 from perdure.model import Millis, Retention, State
-from perdure.stores.redis import endings
+from perdure.stores.redis import endings, reads
 from perdure.stores.redis.chores import finish_left
 from perdure.stores.redis.control import explain
 from perdure.stores.redis.endings import Line
@@ -169,7 +169,7 @@ async def delete(db: Session, run_id: str, *, force: bool) -> int:
 
 async def _count(db: Session, run_id: str) -> tuple[int, int]:
     """How many runs of a family have not ended, and how many it has; looks at a bounded number with each call."""
-    ended = await db.call("ended", [run_id])
+    ended = await reads.ended(db, [run_id])
     live, family = 0 if ended else 1, 1
     seen, left = {run_id}, [(run_id, 0)]
     while left:

@@ -17,6 +17,19 @@ from perdure.causes import DEADLINE_PASSED, OVERDUE, PARENT_DEADLINE_PASSED, POI
 from perdure.stores.redis.url import Durability, Kind, Location
 
 _CALL = re.compile(r"\b(?:call|later)\(\s*'([A-Z]+)'(?:, '([A-Z]+)')?")
+_SHARED = {
+    "reads": "core waits keeping placing walking reading",
+    "changes": (
+        "core waits chores holding seating grouping moving starting keeping clearing ending families staging serving"
+        " limiting working retaining parking"
+    ),
+    "exchanges": (
+        "core waits chores holding seating grouping moving starting keeping clearing ending families claiming showing"
+        " pushing scheduling parking settling"
+    ),
+}
+"""What stands before the functions of each library: few libraries, since all that they hold of the same makes the
+server's Lua collect so much more garbage at a time."""
 _CRASHES = 987654321
 """Stands for the number of crashes in the error of a run that is poison; the script puts the number in."""
 
@@ -30,6 +43,8 @@ class Script(Struct, frozen=True):
     """The command that runs it, with the name that servers know it by."""
     load: tuple[str, str]
     """The command that has a server keep it, in front of the source."""
+    library: str = ""
+    """Of a function: its library's name."""
 
     @classmethod
     def of(cls, name: str, source: str) -> Script:
@@ -39,35 +54,50 @@ class Script(Struct, frozen=True):
 
 @functools.cache
 def load(name: str) -> Script:
-    """The function in a file of `lua`, behind those that its first line says it uses.
+    """The function in a file of `lua`.
 
-    A second line with flags is for the server: `-- flags: allow-oom` has it run though memory is full, as does
-    `-- flags: no-writes`. Without it what makes new runs is refused, and nothing else: so what has begun ends, what
-    died is taken back, and what has ended is pruned, which makes room.
+    Its first line says of which library it is. A second line with flags is for the server: `-- flags: allow-oom` has it
+    run though memory is full, as does `-- flags: no-writes`. Without it what makes new runs is refused, and nothing
+    else: so what has begun ends, what died is taken back, and what has ended is pruned, which makes room.
     """
+    return _library(*_header(_read(name), "library"))[name]
+
+
+@functools.cache
+def _library(name: str) -> dict[str, Script]:
+    """The functions of a library, by name."""
+    names = [each for each in _names() if _header(_read(each), "library") == [name]]
+    shared = "".join((_words(), *map(_read, _SHARED[name].split())))
+    digest = _sha1(shared + "".join(map(_read, names)))[:16]
+    source = f"#!lua name=perdure_{name}_{digest}\n{shared}" + "".join(_function(each, digest) for each in names)
+    return {each: _script(each, digest, f"perdure_{name}_{digest}", source) for each in names}
+
+
+def _script(name: str, digest: str, library: str, source: str) -> Script:
+    return Script(name, source, ("FCALL", f"perdure_{name}_{digest}"), ("FUNCTION", "LOAD"), library)
+
+
+def _function(name: str, digest: str) -> str:
     text = _read(name)
-    used, flags = _header(text, "uses"), _header(text, "flags")
-    body = "".join((_words(), *map(_read, used), f"local function main()\n{text}end\n"))
-    known = f"perdure_{name}_{_sha1(body + ' '.join(flags))[:16]}"
-    listed = ", ".join(f"'{flag}'" for flag in flags)
-    register = (
-        f"redis.register_function{{ function_name = '{known}', flags = {{ {listed} }},\n"
-        "callback = function(keys, argv)\nbegin_call(keys, argv)\nreturn main()\nend }\n"
+    flags = ", ".join(f"'{flag}'" for flag in _header(text, "flags"))
+    return (
+        f"do\nlocal function main()\n{text}end\n"
+        f"redis.register_function{{ function_name = 'perdure_{name}_{digest}', flags = {{ {flags} }},\n"
+        "callback = function(keys, argv)\nbegin_call(keys, argv)\nreturn main()\nend }\nend\n"
     )
-    return Script(name, f"#!lua name={known}\n{body}{register}", ("FCALL", known), ("FUNCTION", "LOAD"))
 
 
 @functools.cache
 def every() -> tuple[Script, ...]:
     """All functions."""
-    names = sorted(each.name.removesuffix(".lua") for each in (files("perdure.stores.redis") / "lua").iterdir())
-    return tuple(load(name) for name in names if _header(_read(name), "uses"))
+    return tuple(load(name) for name in _names() if _header(_read(name), "library"))
 
 
 @functools.cache
-def libraries() -> frozenset[str]:
-    """The names of the libraries that this version has."""
-    return frozenset(each.call[1] for each in (*every(), ready()))
+def libraries() -> dict[str, Script]:
+    """The libraries that this version has, by name, each as one of its functions, which loads all of them; the one that
+    is to be loaded last is last."""
+    return {each.library: each for each in (*every(), ready())}
 
 
 @functools.cache
@@ -106,7 +136,11 @@ def ready() -> Script:
         "callback = function(keys, argv)\nlocal found = lacking(commands, keys[1] .. ':x')\n"
         "for _, each in ipairs(lacking(argv, keys[1] .. ':x')) do\nfound[#found + 1] = each\nend\nreturn found\nend }\n"
     )
-    return Script("ready", f"#!lua name={known}\n{body}{register}", ("FCALL", known), ("FUNCTION", "LOAD"))
+    return Script("ready", f"#!lua name={known}\n{body}{register}", ("FCALL", known), ("FUNCTION", "LOAD"), known)
+
+
+def _names() -> list[str]:
+    return sorted(each.name.removesuffix(".lua") for each in (files("perdure.stores.redis") / "lua").iterdir())
 
 
 def _header(text: str, name: str) -> list[str]:

@@ -20,7 +20,7 @@ from perdure.stores.redis.cluster import waits
 from perdure.stores.redis.cluster.places import Places
 from perdure.stores.redis.cluster.planning import Plan, Planner, outer
 from perdure.stores.redis.cluster.rounds import Rounds, Unheard, Wakes
-from perdure.stores.redis.exchange import WIDTH, Replies, Reply, asked_of, told_by
+from perdure.stores.redis.exchange import WIDTH, Reply, ask_script, asked_of, compare, told_by
 from perdure.stores.redis.scripts import load
 from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.starts import ask
@@ -234,8 +234,7 @@ class Exchanger:
             asked.update(rooms=rooms, bytes=bytes)
             if first is not None:
                 asked["first"] = first
-            durable = bool(said.saves or said.settles or said.fires)
-            reply = await session.call("exchange", asked, durable=durable, reads=Replies)
+            reply = await ask_script(session, said, asked)
             if not reply.misplaced or placing is None:
                 break
             await placing.follow(reply.misplaced)
@@ -247,13 +246,17 @@ class Exchanger:
         for save in said.saves:
             if save.starts is not None:
                 self._places.learn(save.starts.id, partition)
-        return _Heard(reply, told_by(said, reply))
+        exchanged = told_by(said, reply)
+        await compare(session, said, reply, exchanged)
+        return _Heard(reply, exchanged)
 
     def _asked(self, partition: int, said: Exchange, plan: Plan) -> dict[str, Any]:
         asked = asked_of(said)
         for n, settle in enumerate(said.settles, 1):
             if settle.waits:
-                asked["settles"][n * WIDTH - 1] = waits.marked(partition, settle.waits, plan.over)
+                far = plan.far.get(settle.token, ())
+                shown = waits.marked(partition, settle.waits, plan.over, far, plan.look_again)
+                asked["settles"][n * WIDTH - 1] = shown
         checks = plan.checks.get(partition)
         if checks:
             asked["checks"] = [each for ref, token in checks for each in (ref, *token_parts(token))]

@@ -111,14 +111,15 @@ class Places:
         return found
 
     async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
-        """The outcomes of those of the runs that have ended."""
+        """The outcomes of those of the runs that have ended, in the order in which they are asked for."""
         found: list[Ended] = []
 
         async def look(session: Session, ids: list[str]) -> None:
             found.extend(await reads.ended(session, ids))
 
         await self.parts.some(await self.split(run_ids), look)
-        return found
+        order = {run_id: number for number, run_id in enumerate(run_ids)}
+        return sorted(found, key=lambda each: order[each.id])
 
     async def missing(self, run_ids: Sequence[str]) -> list[str]:
         """Those of the ids that no run has."""

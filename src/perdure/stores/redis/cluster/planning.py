@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
 from perdure.errors import InvalidInput, StoreUnavailable
-from perdure.model import Fire, Start, WaitFor
-from perdure.stores.exchange import Exchange, Existed, Ref, Save, Settle, To, Watch
+from perdure.model import Fire, Millis, Start, WaitFor
+from perdure.stores.exchange import Exchange, Existed, Ref, Save, Settle, Watch
 from perdure.stores.redis import timetable
 from perdure.stores.redis.cluster import waits
 from perdure.stores.redis.cluster.places import Places, Placing
@@ -31,6 +31,10 @@ class Plan:
     """Claims of which a partition is asked only whether they still own their runs."""
     over: dict[tuple[int, str], bool] = field(default_factory=dict[tuple[int, str], bool])
     """Of waits for runs of other partitions, whether they are true."""
+    far: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
+    """Of runs that are to be parked, by their tokens, those that they wait for and could not be put down at."""
+    look_again: Millis = 0
+    """When those look again."""
     watches: list[Watch] = field(default_factory=list[Watch])
     """For runs of other partitions."""
     placing: dict[int, Placing] = field(default_factory=dict[int, Placing])
@@ -54,7 +58,7 @@ class Planner:
 
     async def plan(self, rounds: Rounds, said: Exchange) -> Plan:
         """Divides what is said among partitions, and finds out where runs are to be made, and are waited for."""
-        plan, out = Plan(), self._parts.reach.out()
+        plan, out = Plan(look_again=rounds.now() + waits.PUT_OFF), self._parts.reach.out()
         parts: dict[int, _Items] = defaultdict(lambda: defaultdict(list))
         for name, items in (
             ("saves", said.saves),
@@ -177,25 +181,27 @@ class Planner:
     async def _put_down(self, parts: Mapping[int, _Items], plan: Plan) -> None:
         """Puts runs that are to be parked down at those of other partitions that they wait for."""
         parked: dict[int, list[Settle]] = {
-            partition: [each for each in items["settles"] if each.to is To.PARK and _targets(each)]
+            partition: [each for each in items["settles"] if waits.targets_of(each)]
             for partition, items in parts.items()
         }
-        targets = {target for settles in parked.values() for each in settles for target in _targets(each)}
+        targets = {target for settles in parked.values() for each in settles for target in waits.targets_of(each)}
         if not targets:
             return
         near = await self._places.in_reach(targets)
-        for partition, settles in parked.items():
-            plan.unsaid.update(each.token for each in settles if not near.keys() >= _targets(each))
-            parked[partition] = [each for each in settles if each.token not in plan.unsaid]
+        _note_far(parked, lambda _, target: target not in near, plan)
         try:
-            plan.over = await waits.put_down(self._places, parked)
+            plan.over = await waits.put_down(self._places, parked, near)
         except StoreUnavailable:
-            plan.unsaid.update(
-                each.token
-                for partition, settles in parked.items()
-                for each in settles
-                if any(near[target] != partition for target in _targets(each))
-            )
+            _note_far(parked, lambda partition, target: near.get(target) != partition, plan)
+
+
+def _note_far(parked: Mapping[int, Iterable[Settle]], is_far: Callable[[int, str], bool], plan: Plan) -> None:
+    """Takes note of what runs wait for and could not be put down at."""
+    for partition, settles in parked.items():
+        for each in settles:
+            far = {target for target in waits.targets_of(each) if is_far(partition, target)}
+            if far:
+                plan.far[each.token] = far
 
 
 def outer(partition: int, ref: Ref) -> Ref:
@@ -207,11 +213,6 @@ def inner(ref: Ref) -> tuple[int, Ref]:
     """The partition of a run, and how it is called there."""
     partition, _, run_id = str(ref).partition(":")
     return (int(partition), run_id) if partition.isdigit() else (0, ref)
-
-
-def _targets(settle: Settle) -> set[str]:
-    """The runs that one which is to be parked waits for."""
-    return {wait.target for wait in settle.waits if wait.what is WaitFor.RUN}
 
 
 def _leave_unsaid(items: _Items, plan: Plan) -> None:

@@ -2,14 +2,15 @@
 
 Before a run is parked, it is put down at the run that it waits for. When that one is over, its partition keeps mail for
 the waiting one, which the next worker that has an exchange with the partition delivers, and removes only then. So the
-wake-up may come late, but is not lost.
+wake-up may come late, but is not lost. Where the partition of the other one can't be reached, the run is parked all the
+same, so that it takes no slot, and looks again after a while.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from perdure.model import Ended, Millis, Wait, WaitFor
 from perdure.stores.exchange import Claim, Seen, Settle, To, Watch
 from perdure.stores.redis.cluster.places import Places
 from perdure.stores.redis.exchange import seen_among
-from perdure.stores.redis.parking import parked
+from perdure.stores.redis.parking import hash_of, parked
 from perdure.stores.redis.session import Session
 
 logger = logging.getLogger("perdure.store")
@@ -27,29 +28,27 @@ logger = logging.getLogger("perdure.store")
 LOOK: Millis = 1_000
 """How long it takes at most until a run that goes on learns that one of another partition has ended."""
 
+PUT_OFF: Millis = 5_000
+"""After so long a run looks again that could not be put down at all that it waits for."""
+
 _CHUNK = 100
 """The most waits that one call puts down."""
 _Bools = msgspec.msgpack.Decoder(list[bool])
 
 
-async def put_down(places: Places, settles: Mapping[int, Iterable[Settle]]) -> dict[tuple[int, str], bool]:
-    """Puts the runs that are to be parked, by their partitions, down at those of other partitions that they wait for.
-    Returns which these are, by the partition of the waiting run and the id of the other, and whether they are over."""
-    waits = [
-        (partition, str(settle.ref), wait.target)
-        for partition, each in settles.items()
-        for settle in each
-        if settle.to is To.PARK
-        for wait in settle.waits
-        if wait.what is WaitFor.RUN
-    ]
-    if not waits:
-        return {}
-    at = await places.locate({target for _, _, target in waits})
+async def put_down(
+    places: Places, settles: Mapping[int, Iterable[Settle]], at: Mapping[str, int]
+) -> dict[tuple[int, str], bool]:
+    """Puts the runs that are to be parked, by their partitions, down at those of other partitions that they wait for;
+    `at` has the partitions of these. Returns which they are, by the partition of the waiting run and the id of the
+    other, and whether they are over."""
     asked: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-    for partition, waiter, target in waits:
-        if at[target] != partition:
-            asked[at[target]].append({"target": target, "partition": partition, "waiter": waiter})
+    for partition, each in settles.items():
+        for settle in each:
+            for target in targets_of(settle):
+                if at.get(target, partition) != partition:
+                    waiter = {"target": target, "partition": partition, "waiter": str(settle.ref)}
+                    asked[at[target]].append(waiter)
     over: dict[tuple[int, str], bool] = {}
 
     async def put(session: Session, items: list[dict[str, Any]]) -> None:
@@ -62,11 +61,27 @@ async def put_down(places: Places, settles: Mapping[int, Iterable[Settle]]) -> d
     return over
 
 
-def marked(partition: int, waits: Sequence[Wait], over: Mapping[tuple[int, str], bool]) -> tuple[Any, ...]:
-    """What a run waits for, as scripts take it."""
-    away = [(partition, wait.target) if wait.what is WaitFor.RUN else None for wait in waits]
-    kinds = ["away" if place in over else wait.what for place, wait in zip(away, waits, strict=True)]
-    return parked(waits, kinds, is_true=any(place is not None and over.get(place, False) for place in away))
+def targets_of(settle: Settle) -> dict[str, None]:
+    """The runs that one which is to be parked waits for."""
+    if settle.to is not To.PARK:
+        return {}
+    return {wait.target: None for wait in settle.waits if wait.what is WaitFor.RUN}
+
+
+def marked(
+    partition: int, waits: Sequence[Wait], over: Mapping[tuple[int, str], bool], far: Container[str], until: Millis
+) -> tuple[Any, ...]:
+    """What a run waits for, as scripts take it; `far` are those that it is not put down at: if there are such, it looks
+    again then."""
+    kinds: list[str] = []
+    is_true, looks = False, None
+    for wait in waits:
+        is_far = wait.what is WaitFor.RUN and wait.target in far
+        is_over = over.get((partition, wait.target)) if wait.what is WaitFor.RUN else None
+        kinds.append(wait.what if is_over is None and not is_far else "away")
+        is_true |= bool(is_over)
+        looks = until if is_far else looks
+    return parked(waits, kinds, is_true=is_true, until=looks)
 
 
 async def deliver(places: Places, mail: Mapping[int, list[tuple[int, str, str]]]) -> set[int]:
@@ -76,9 +91,9 @@ async def deliver(places: Places, mail: Mapping[int, list[tuple[int, str, str]]]
     out = places.parts.reach.out()
 
     async def carry(session: Session, letters: list[tuple[int, str, str]]) -> None:
-        by_partition: defaultdict[int, list[dict[str, str]]] = defaultdict(list)
+        by_partition: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
         for partition, waiter, target in letters:
-            by_partition[partition].append({"waiter": waiter, "target": target})
+            by_partition[partition].append({"waiter": waiter, "target": target, "hash": hash_of(target)})
         try:
             await places.parts.some(by_partition, lambda other, told: other.call("told", told, durable=True))
             await session.call("sent", letters, durable=True)

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting serving limiting
+-- library: changes
 -- flags: allow-oom
 -- In a cluster: has a partition go by what holds for a scope, as the first one keeps it, unless it knows of a later
 -- change. Answers what holds, with how much of it is used.

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- How many ready runs of its queue that workers serve come before a queued run, `most` at most.
 

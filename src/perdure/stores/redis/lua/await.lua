@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: allow-oom
 -- In a cluster: has runs of other partitions told of the end, or the removal, of runs of this one. Answers for each
 -- whether it is over already.

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting
+-- library: changes
 -- flags: no-writes
 -- How far a batch has come; false when there is none, or none that is open.
 

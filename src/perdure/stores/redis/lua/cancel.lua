@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending families
+-- library: changes
 -- flags: allow-oom
 -- Ends a run that is not running, and asks for the end of one that is; so with its descendants, if they are to follow.
 -- Answers the state that the run has now, and what is left to be done.

@@ -1,4 +1,4 @@
--- uses: core walking
+-- library: reads
 -- flags: no-writes
 -- Failed runs by workflow and cause, each with the latest that ended, and where to go on.
 

@@ -4,12 +4,15 @@
 -- A chore has a kind and what it is of: two of the same are one, of which the later one stands.
 --   :chores         zset    names of chores, KIND:OF, by the number of what began them
 --   :chore          hash    what is left of each (packed), by name
+--   :scan           hash    how far looks at large sets have come, by the name of the set
 
-local STEPS = 100 -- The most runs that chores take up in one script.
+local STEPS = 60 -- The most runs that chores take up in one script.
+local LOOKED_AT = 200 -- About so many of a worker's runs, or sessions, are looked at in one.
 
 local chore_kinds = {} -- KIND -> function(of, chore): does a part, and returns whether that was all.
 local steps -- how many runs more this script may take up
 local number_of_chores, begin_chore, chores_left, go_on_with_chores
+local part_of_set
 
 do
 local queue, queued, doing = {}, 1, false -- chores that this script has begun, or goes on with
@@ -80,6 +83,19 @@ function go_on_with_chores(number)
         end
     end
     return true
+end
+
+-- What one look at a set brings: all of it, or, where that is much, what comes behind the last look. Returns also whether
+-- there is more behind that. A look that is lost comes again when all the others have been.
+function part_of_set(name)
+    local key = P .. name
+    if call('SCARD', key) <= LOOKED_AT then
+        return call('SMEMBERS', key), false
+    end
+    local scanned = call('SSCAN', key, call('HGET', K.scan, name) or '0', 'COUNT', LOOKED_AT)
+    local more = scanned[1] ~= '0'
+    call('HSET', K.scan, name, scanned[1])
+    return scanned[2], more
 end
 
 flushers[#flushers + 1] = function()

@@ -1,4 +1,4 @@
--- uses: core placing
+-- library: reads
 -- flags: allow-oom
 -- In a cluster: the places of runs that are made by runs and schedules, which go on where memory is full.
 

@@ -1,4 +1,4 @@
--- uses: core placing
+-- library: reads
 -- In a cluster: the places of runs that clients start.
 
 return claim_places(args.items, args.here)

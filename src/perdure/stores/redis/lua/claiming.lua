@@ -485,17 +485,17 @@ function room_at(names)
         flush_set(ready_key(name))
         wanted = wanted or (string.sub(name, -1) == '@' and call('EXISTS', ready_key(name)) == 1)
     end
-    local owned = call('SMEMBERS', P .. 'sessions:' .. claimer.worker)
-    if not wanted or #owned < claimer.sessions then
+    if not wanted or call('SCARD', P .. 'sessions:' .. claimer.worker) < claimer.sessions then
         return nil
     end
-    local first
-    for _, name in ipairs(owned) do
-        local session = shared(sessions, 'session', name)
-        if session and session.idle and session.idle > 0 then
-            first = first and math.min(first, session.idle) or session.idle
+    flush_set(K.idle)
+    local idle = call('ZRANGEBYSCORE', K.idle, 1, '+inf', 'WITHSCORES', 'LIMIT', 0, LOOKED_AT)
+    for i = 1, #idle, 2 do
+        local session = shared(sessions, 'session', idle[i])
+        if session and session.owner == claimer.worker then
+            return tonumber(idle[i + 1])
         end
     end
-    return first
+    return #idle == 2 * LOOKED_AT and tonumber(idle[#idle]) or nil -- Then it looks again.
 end
 end

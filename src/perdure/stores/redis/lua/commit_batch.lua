@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending staging
+-- library: changes
 -- Opens a batch whose runs are there, and lets a part of them in. Answers whether there are more.
 
 local id, callback = args.batch, args.callback

@@ -14,8 +14,10 @@
 --                           another input), o outcome, st status, l labels (packed), w and c1… what it waits for (see
 --                           waits.lua)
 --   :cp:ID          hash    checkpoints by key (packed), :cpo:ID zset of their keys by position
---   :sig:ID         hash    signals by position (packed), :sigid:ID hash position by id,
---                           :sigw:ID zset of the waiting ones by position, :sign:ID zset of them by name, then position
+--   :sig:ID         hash    signals that wait by position (packed), :sigid:ID hash position by id, :sigw:ID zset by position,
+--                           :sign:ID zset by name, then position
+--   :sigc:ID        hash    consumed ones by position (packed), :sigcid:ID hash position by id, :sigby:ID zset by the key of
+--                           the checkpoint that took them, :sigold:ID hash by id of those from before the run continued
 --   :kids:ID        zset    children by number; :parked:ID set of the runs that were parked for this one at last
 --   :live :done     zset    runs by number: those that have not ended, those that have
 --   :failed         zset    failed runs by number

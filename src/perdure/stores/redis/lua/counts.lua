@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- How many runs each lane has in each state.
 

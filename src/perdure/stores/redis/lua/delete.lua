@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending families
+-- library: changes
 -- flags: allow-oom
 -- Removes a run and its descendants. What has not ended is cancelled first, so that all that waits for its end goes on.
 -- Answers how many runs, and what is left to be done. Of more runs than one script may take up nothing is removed before

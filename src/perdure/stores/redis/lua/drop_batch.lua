@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending staging
+-- library: changes
 -- flags: allow-oom
 -- Removes a part of the runs of a batch that is not open. Answers whether there are more.
 

@@ -8,11 +8,12 @@ do
 -- nothing to do where they don't wait, and where they wait for others by now, they look and are parked again.
 
 local FEW_WAITS = 10 -- So many are taken out at once.
-local TAKEN_OUT = 5 -- How many are for each run that a script may take up.
+local TAKEN_OUT = 10 -- How many are for each run that a script may take up,
+local WOKEN = 2 -- and how many are woken.
 
--- Adds to a list the runs of some conditions that others do not have.
-local function add_left(out, before, after)
-    local stays = {}
+-- The runs of some conditions that others do not have.
+local function left_of(before, after)
+    local stays, out = {}, {}
     for at = 2, #after, 2 do
         stays[after[at]] = true
     end
@@ -20,6 +21,13 @@ local function add_left(out, before, after)
         if before[at] == 'run' and not stays[before[at + 1]] then
             out[#out + 1] = before[at + 1]
         end
+    end
+    return out
+end
+
+local function take_out(id, targets)
+    for _, target in ipairs(targets) do
+        call('SREM', P .. 'parked:' .. target, id)
     end
 end
 
@@ -29,43 +37,47 @@ function wait_for(run, waits, conditions, much)
     put_waits(run, waits, conditions, much)
     if not before[1] then
         return
-    end
-    local out, after = {}, parts_of(run)
-    if was_much and much and #before == #after then
-        -- Each is in the part that its name says, so most of them are as they were.
-        for at, part in ipairs(before) do
-            if part ~= after[at] then
-                add_left(out, unpacked(part), unpacked(after[at]))
-            end
+    elseif not was_much and not much then
+        local out = left_of(before[1], run.s.on or NOTHING)
+        if #out <= FEW_WAITS then
+            take_out(run.id, out)
+            return
         end
-    else
-        add_left(out, joined(before, was_much), joined(after, much))
     end
-    if #out > FEW_WAITS then
-        begin_chore('leave', string.format('%.0f', next_number('leave')), { id = run.id, targets = out })
-    else
-        for _, target in ipairs(out) do
-            call('SREM', P .. 'parked:' .. target, run.id)
+    local parts = {}
+    for at, part in ipairs(before) do
+        if part ~= part_of(run, at) then -- Most are as they were.
+            parts[#parts + 1] = { at, was_much and part or pack(part) }
         end
+    end
+    if parts[1] then
+        begin_chore('leave', string.format('%.0f', next_number('leave')), { id = run.id, many = #before, parts = parts })
     end
 end
 
+-- What a run waits for now, of the targets that a part of so many had: each is in the part that its hash says, and how many
+-- there are is a power of two.
+local function conditions_beside(run, at, many)
+    local much = run.s.much
+    if not much then
+        return run.s.on or NOTHING
+    end
+    local parts = {}
+    for each = (at - 1) % math.min(many, much) + 1, much, many do
+        parts[#parts + 1] = part_of(run, each)
+    end
+    return joined(parts, true)
+end
+
 function chore_kinds.leave(_, chore)
-    local run = find(chore.id)
-    local stays, targets = {}, chore.targets
-    local conditions = run and run.s.state == 'waiting' and conditions_of(run) or NOTHING
-    for at = 2, #conditions, 2 do
-        stays[conditions[at]] = true -- By now it waits for that again.
+    local run, parts = find(chore.id), chore.parts
+    while parts[1] and steps >= 0 do
+        local at, part = unpack(table.remove(parts))
+        local conditions = unpacked(part)
+        take_out(chore.id, left_of(conditions, run and conditions_beside(run, at, chore.many) or NOTHING))
+        steps = steps - math.ceil(#conditions / 2 / TAKEN_OUT)
     end
-    local many = math.min(#targets, TAKEN_OUT * (steps + 1))
-    for at = #targets, #targets - many + 1, -1 do
-        if not stays[targets[at]] then
-            call('SREM', P .. 'parked:' .. targets[at], chore.id)
-        end
-        targets[at] = nil
-    end
-    steps = steps - math.floor(many / TAKEN_OUT)
-    return #targets == 0
+    return not parts[1]
 end
 
 -- Queues a run that is parked. What it was parked for stays with it until its next settle: the claim tells of it.
@@ -78,9 +90,9 @@ function wake(run)
 end
 
 function chore_kinds.wake(id)
-    local most = steps + 1
+    local most = WOKEN * (steps + 1)
     local waiting = call('SPOP', P .. 'parked:' .. id, most)
-    steps = steps - #waiting
+    steps = steps - math.floor(#waiting / WOKEN)
     for _, each in ipairs(waiting) do
         local partition, waiter = string.match(each, '^%z(%d+):(.*)$')
         if partition then
@@ -191,7 +203,11 @@ function unfinish(run)
 end
 
 local function drop_signals(id)
-    call('UNLINK', P .. 'sig:' .. id, P .. 'sigid:' .. id, P .. 'sigw:' .. id, P .. 'sign:' .. id)
+    local keys = {}
+    for i, kind in ipairs({ 'sig:', 'sigid:', 'sigw:', 'sign:', 'sigc:', 'sigcid:', 'sigby:', 'sigold:' }) do
+        keys[i] = P .. kind .. id
+    end
+    call('UNLINK', unpack(keys))
 end
 
 -- LANES go with their last run, and nobody serves them any more: the next run makes its lane anew, which finds again who

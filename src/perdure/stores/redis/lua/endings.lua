@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- The first runs of places, in the order in which they ended; a place is a lane and an outcome. Those of a part of the
 -- places, from a cursor, which is "0" at the end; or of the one place that is asked for, behind a number. Answers of each

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting keeping ending claiming showing pushing
+-- library: exchanges
 -- Makes runs, in order, and pushes those to workers that wait for them. Answers for each 0 when it was made, as asked, and
 -- otherwise what became of it; in a cluster also that it is not to be made here, with the place that is to be looked at.
 -- Those that are `alike` come as ids and inputs, and are answered by nothing when all of them were made.

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting keeping ending families claiming showing pushing scheduling parking settling
+-- library: exchanges
 -- flags: allow-oom
 -- One call per wake of a worker: saves, progress, settles, fires, due timers and deadlines, claims, and the reply.
 
@@ -57,6 +57,11 @@ if spread then
     end
 end
 
+-- Of many runs that it owns, those that were claimed by the exchange that is repeated are looked for before.
+if known and args.repeated and not args.mine and call('SCARD', P .. 'owned:' .. worker) > LOOKED_AT then
+    return pack({ now = now, crowded = true })
+end
+
 local existing = save_all(args.saves)
 
 for _, told in ipairs(args.told or NOTHING) do
@@ -69,9 +74,13 @@ end
 local settled = settle_all(args.settles)
 
 -- WHAT IT HAS BY OUR WORD AND NOT BY ITS OWN, where it says all that it has: a server that took over from another one had
--- not heard of the end of that. Nobody else would care for it as long as the worker lives.
+-- not heard of the end of that. Nobody else would care for it as long as the worker lives. Where it is much, that is looked
+-- at from outside (see owned.py).
 
-if known and args.owned and not args.repeated then
+local unchecked = false
+if known and args.owned and not args.repeated and call('SCARD', P .. 'owned:' .. worker) > LOOKED_AT then
+    unchecked = true
+elseif known and args.owned and not args.repeated then
     local has = {}
     for at = 1, #args.owned, 3 do
         local run = args.owned[at]
@@ -140,20 +149,22 @@ if known then
         more = more or #names == most
     end
     if args.draining and claimer.sessions > 0 then
-        local running = {}
-        flush_set(P .. 'owned:' .. worker)
-        for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
-            local run = find(id)
-            running[run and run.fact.session_name or ''] = true
-        end
-        for _, name in ipairs(call('SMEMBERS', P .. 'sessions:' .. worker)) do
-            local session = not running[name] and steps > 0 and shared(sessions, 'session', name)
-            if session then
+        local set = 'sessions:' .. worker
+        local names, others = part_of_set(set)
+        for _, name in ipairs(names) do
+            local session = shared(sessions, 'session', name)
+            if session and not session.running then
+                if steps <= 0 then
+                    call('HDEL', K.scan, set) -- The next look begins anew: it finds the others of these.
+                    others = true
+                    break
+                end
                 steps = steps - 1 - session.seated
                 hand_over(session, nil)
                 made_ready = true
             end
         end
+        more = more or others
     end
 end
 
@@ -171,10 +182,10 @@ if known then
     local slots = math.min(free, 64)
     if args.repeated then
         -- What the first one claimed stays claimed; only the slots that it left empty are filled.
-        for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
+        for _, id in ipairs(args.mine or call('SMEMBERS', P .. 'owned:' .. worker)) do
             local run = find(id)
-            local low = run.s.low
-            if math.floor(low / 256) == args.serial and low % 256 < FIRST_PUSH then
+            local low = run and run.s.worker == worker and run.s.low
+            if low and math.floor(low / 256) == args.serial and low % 256 < FIRST_PUSH then
                 run.number = low % 256
                 claimed[#claimed + 1] = run
                 claimer.next = math.max(claimer.next, low % 256 + 1)
@@ -225,7 +236,11 @@ else
         stops = stops or run.s.why -- Asked for when another one had it.
     end
     reply.claims, reply.kinds, reply.pushes = claims, kinds, pushes
-    for _, id in ipairs(stops and call('SMEMBERS', P .. 'stop:' .. worker) or NOTHING) do
+    local stopped, others = NOTHING, false
+    if stops then
+        stopped, others = part_of_set('stop:' .. worker)
+    end
+    for _, id in ipairs(stopped) do
         local run = find(id)
         reply.cancelled = reply.cancelled or {}
         table.insert(reply.cancelled, { run.s.worker, run.s.low, reason(run.s) })
@@ -237,7 +252,7 @@ else
     for _, time in pairs({ first_score(K.timer) or nil, first_score(K.due) or nil, due or nil, opens, room }) do
         reply.next_at = reply.next_at and math.min(reply.next_at, time) or time
     end
-    reply.more = more or chores_left() ~= nil
+    reply.more, reply.unchecked = more or others or chores_left() ~= nil, unchecked
     if spread then
         reply.mail = {}
         for i, letter in ipairs(call('SRANDMEMBER', P .. 'mail', 100)) do

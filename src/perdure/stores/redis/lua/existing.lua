@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting
+-- library: changes
 -- flags: allow-oom
 -- In a cluster: what became of starts whose runs are here, or are nowhere: none is made. Answers as `enqueue` does.
 

@@ -119,7 +119,7 @@ function remove_family(run, body, removed)
 end
 
 function chore_kinds.remove(id, chore)
-    local most = steps + 1
+    local most = math.ceil((steps + 1) / 2) -- It is twice as much as what is done to one run otherwise.
     local theirs = children(id, 0, chore.last, most)
     for i = 1, #theirs, 2 do
         local run = find(theirs[i])
@@ -127,7 +127,7 @@ function chore_kinds.remove(id, chore)
             remove_family(run, chore.body)
         end
         zrem(P .. 'kids:' .. id, theirs[i])
-        steps = steps - 1
+        steps = steps - 2
     end
     return #theirs < 2 * most
 end

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: allow-oom
 -- In a cluster, at the home of some ids: removes their entries, if they are as given.
 

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: allow-oom
 -- Says in which format the namespace is kept; an empty one is given that of the caller.
 

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting serving limiting keeping ending families working parking
+-- library: changes
 -- flags: allow-oom
 -- Goes on with chores, those that came first; with `number` up to those that this is of. Answers whether there are more,
 -- and how many runs were taken back.

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: allow-oom
 -- In a cluster: places where no run is any more. With `done` those are forgotten whose entries were removed. Answers a
 -- list of {id, place}.

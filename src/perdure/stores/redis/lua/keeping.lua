@@ -1,12 +1,16 @@
 -- What is kept of a run beside itself: checkpoints and signals.
 
+local keep_checkpoint, checkpoints_of, drop_checkpoint, drop_checkpoints
+local knows_signal, add_signal, consume, give_back, first_signal, waiting_signals, drop_consumed
+
+do
 local function size_of(id, key)
     return call('HSTRLEN', P .. 'cp:' .. id, key)
 end
 
 -- Keeps a checkpoint at the run's next position, in place of what was kept under its key. It comes as a packed map of less
 -- than fourteen fields, so how many there are is in its first byte: position and time are added without unpacking it.
-local function keep_checkpoint(run, key, outcome, packed)
+function keep_checkpoint(run, key, outcome, packed)
     local s, id = change(run), run.id
     if s.positions then
         s.kept_size = (s.kept_size or 0) - size_of(id, key)
@@ -27,136 +31,158 @@ local function keep_checkpoint(run, key, outcome, packed)
     end
 end
 
--- Checkpoints by position, from the first one behind `after`.
-local function checkpoints_of(id, after, limit)
+-- So many bytes are in a page at most, unless it is of one: more would keep the server busy for long.
+local PAGE_BYTES = 512 * 1024
+
+-- Checkpoints by position, from the first one behind `after`, and whether there are more.
+function checkpoints_of(run, after, limit)
+    local id = run.id
     flush_set(P .. 'cpo:' .. id)
-    local keys = call('ZRANGEBYSCORE', P .. 'cpo:' .. id, '(' .. after, '+inf', 'LIMIT', 0, limit)
-    local found = {}
-    if #keys > 0 then
+    local keys = call('ZRANGEBYSCORE', P .. 'cpo:' .. id, '(' .. after, '+inf', 'LIMIT', 0, limit + 1)
+    local found, more, bytes = {}, #keys > limit, 0
+    keys[limit + 1] = nil
+    if #keys > 0 and (run.s.kept_size or 0) <= PAGE_BYTES then
         for i, packed in ipairs(call('HMGET', P .. 'cp:' .. id, unpack(keys))) do
             found[i] = unpacked(packed)
         end
+        return found, more
     end
-    return found
+    for i, key in ipairs(keys) do
+        bytes = bytes + size_of(id, key)
+        if i > 1 and bytes > PAGE_BYTES then
+            return found, true
+        end
+        found[i] = unpacked(call('HGET', P .. 'cp:' .. id, key))
+    end
+    return found, more
 end
 
--- SIGNALS. One that waits has a body and nobody that took it. The checkpoint that consumes it has its key put down as
--- `taken_by`; when that is cleared it waits again. When the run continues, what was consumed keeps its id alone, for a
--- while, so that a late repetition is not a new signal.
+-- SIGNALS. One that waits is in :sig, :sigid, :sigw and :sign. The checkpoint that consumes it moves it to :sigc and :sigcid,
+-- and has its key put down in :sigby; when that is cleared it waits again, where it was. When the run continues, what was
+-- consumed keeps its id alone, for a while, in :sigold, so that a late repetition is not a new signal. None of this takes
+-- the longer the more signals there are.
 
 local function named(name, position)
     return #name .. ':' .. name .. order(position)
 end
 
-local function set_waiting(id, position, signal, waiting)
-    if waiting then
-        call('ZADD', P .. 'sigw:' .. id, position, position)
-        call('ZADD', P .. 'sign:' .. id, 0, named(signal.name, position))
-    else
-        call('ZREM', P .. 'sigw:' .. id, position)
-        call('ZREM', P .. 'sign:' .. id, named(signal.name, position))
-    end
-end
-
-local function read_signal(id, position)
-    local packed = call('HGET', P .. 'sig:' .. id, position)
-    return packed and unpacked(packed)
-end
-
-local function put_signal(id, position, signal)
-    call('HSET', P .. 'sig:' .. id, position, pack(signal))
-end
-
-local function consume(run, position, key)
-    local signal = run.s.signals and read_signal(run.id, position)
-    if signal and signal.body and not signal.taken_by then
-        signal.taken_by = key
-        put_signal(run.id, position, signal)
-        set_waiting(run.id, position, signal, false)
-    end
-end
-
--- The first signal of a name that waits.
-local function first_signal(run, name)
-    if not run.s.signals then
-        return nil
-    end
-    local prefix = #name .. ':' .. name
-    local found = call('ZRANGEBYLEX', P .. 'sign:' .. run.id, '[' .. prefix .. order(0), '(' .. prefix .. '\255', 'LIMIT', 0, 1)
-    if not found[1] then
-        return nil
-    end
-    local position = struct.unpack('>I8', string.sub(found[1], #prefix + 1))
-    local signal = read_signal(run.id, position)
-    return { position = position, name = signal.name, body = signal.body }
-end
-
-local function waiting_signals(run, after, limit)
-    local found = {}
-    if run.s.signals then
-        for i, position in ipairs(call('ZRANGEBYSCORE', P .. 'sigw:' .. run.id, '(' .. after, '+inf', 'LIMIT', 0, limit)) do
-            local signal = read_signal(run.id, position)
-            found[i] = { position = tonumber(position), name = signal.name, body = signal.body }
-        end
+-- The positions in a sorted set of what is `named` so, `most` at most.
+local function positions_of(key, name, most)
+    local prefix, found = #name .. ':' .. name, {}
+    for i, member in ipairs(call('ZRANGEBYLEX', key, '[' .. prefix .. order(0), '(' .. prefix .. '\255', 'LIMIT', 0, most)) do
+        found[i] = struct.unpack('>I8', string.sub(member, #prefix + 1))
     end
     return found
 end
 
--- Lets those signals wait again that the checkpoint of a key took; without a key those whose checkpoints were cleared.
-local function give_back(run, key)
-    if not run.s.signals then
-        return
-    end
-    local all = call('HGETALL', P .. 'sig:' .. run.id)
-    for i = 1, #all, 2 do
-        local signal = unpacked(all[i + 1])
-        local taker = signal.taken_by
-        if taker and (taker == key or (not key and call('HEXISTS', P .. 'cp:' .. run.id, taker) == 0)) then
-            signal.taken_by = nil
-            put_signal(run.id, all[i], signal)
-            set_waiting(run.id, tonumber(all[i]), signal, true)
+local function have_wait(id, position, packed, signal)
+    call('HSET', P .. 'sig:' .. id, position, packed)
+    call('HSET', P .. 'sigid:' .. id, signal.id, position)
+    call('ZADD', P .. 'sigw:' .. id, position, position)
+    call('ZADD', P .. 'sign:' .. id, 0, named(signal.name, position))
+end
+
+-- Whether a signal of that id came before.
+function knows_signal(run, id)
+    if run.s.signals then
+        for _, key in ipairs({ 'sigid:', 'sigcid:', 'sigold:' }) do
+            if call('HEXISTS', P .. key .. run.id, id) == 1 then
+                return true
+            end
         end
     end
+    return false
+end
+
+function add_signal(run, signal)
+    local s = change(run)
+    s.signals = (s.signals or 0) + 1
+    have_wait(run.id, s.signals, pack(signal), signal)
+end
+
+-- Takes a signal that waits, for the checkpoint of a key.
+function consume(run, position, key)
+    local id = run.id
+    local packed = run.s.signals and call('HGET', P .. 'sig:' .. id, position)
+    if packed then
+        local signal = unpacked(packed)
+        call('HDEL', P .. 'sig:' .. id, position)
+        call('HDEL', P .. 'sigid:' .. id, signal.id)
+        call('ZREM', P .. 'sigw:' .. id, position)
+        call('ZREM', P .. 'sign:' .. id, named(signal.name, position))
+        call('HSET', P .. 'sigc:' .. id, position, packed)
+        call('HSET', P .. 'sigcid:' .. id, signal.id, position)
+        call('ZADD', P .. 'sigby:' .. id, 0, named(key, position))
+    end
+end
+
+-- Lets those signals wait again that the checkpoint of a key took.
+function give_back(run, key)
+    local id = run.id
+    local positions = run.s.signals and positions_of(P .. 'sigby:' .. id, key, -1) or NOTHING
+    for _, position in ipairs(positions) do
+        local packed = call('HGET', P .. 'sigc:' .. id, position)
+        local signal = unpacked(packed)
+        call('HDEL', P .. 'sigc:' .. id, position)
+        call('HDEL', P .. 'sigcid:' .. id, signal.id)
+        call('ZREM', P .. 'sigby:' .. id, named(key, position))
+        have_wait(id, position, packed, signal)
+    end
+end
+
+-- The first signal of a name that waits.
+function first_signal(run, name)
+    local position = run.s.signals and positions_of(P .. 'sign:' .. run.id, name, 1)[1]
+    if not position then
+        return nil
+    end
+    local signal = unpacked(call('HGET', P .. 'sig:' .. run.id, position))
+    return { position = position, name = signal.name, body = signal.body }
+end
+
+-- Signals that wait, by position, from the first one behind `after`, and whether there are more.
+function waiting_signals(run, after, limit)
+    local found, bytes = {}, 0
+    if not run.s.signals then
+        return found, false
+    end
+    local key = P .. 'sig:' .. run.id
+    local positions = call('ZRANGEBYSCORE', P .. 'sigw:' .. run.id, '(' .. after, '+inf', 'LIMIT', 0, limit + 1)
+    for i = 1, math.min(#positions, limit) do
+        bytes = bytes + call('HSTRLEN', key, positions[i])
+        if i > 1 and bytes > PAGE_BYTES then
+            return found, true
+        end
+        local signal = unpacked(call('HGET', key, positions[i]))
+        found[i] = { position = tonumber(positions[i]), name = signal.name, body = signal.body }
+    end
+    return found, #positions > limit
 end
 
 -- Forgets what was remembered, and keeps of what was consumed the ids alone.
-local function drop_consumed(run)
-    if not run.s.signals then
-        return
-    end
-    local all = call('HGETALL', P .. 'sig:' .. run.id)
-    for i = 1, #all, 2 do
-        local signal = unpacked(all[i + 1])
-        if not signal.body then
-            call('HDEL', P .. 'sig:' .. run.id, all[i])
-            call('HDEL', P .. 'sigid:' .. run.id, signal.id)
-        elseif signal.taken_by then
-            put_signal(run.id, all[i], { id = signal.id, name = signal.name })
+function drop_consumed(run)
+    if run.s.signals then
+        local consumed, old = P .. 'sigcid:' .. run.id, P .. 'sigold:' .. run.id
+        call('UNLINK', old, P .. 'sigc:' .. run.id, P .. 'sigby:' .. run.id)
+        if call('EXISTS', consumed) == 1 then
+            call('RENAME', consumed, old)
         end
     end
 end
 
-local function drop_checkpoint(run, key)
+-- Clears a checkpoint; what it took waits again.
+function drop_checkpoint(run, key)
     local s = change(run)
     s.kept_size = (s.kept_size or 0) - size_of(run.id, key)
     call('HDEL', P .. 'cp:' .. run.id, key)
     zrem(P .. 'cpo:' .. run.id, key)
+    give_back(run, key)
 end
 
--- Clears the checkpoints of what failed.
-local function drop_errors(run)
-    if run.s.errors then
-        for _, key in ipairs(call('SMEMBERS', P .. 'cperr:' .. run.id)) do
-            drop_checkpoint(run, key)
-        end
-        call('DEL', P .. 'cperr:' .. run.id)
-        change(run).errors = nil
-    end
-end
-
-local function drop_checkpoints(run)
+function drop_checkpoints(run)
     flush_set(P .. 'cpo:' .. run.id)
-    call('DEL', P .. 'cp:' .. run.id, P .. 'cpo:' .. run.id, P .. 'cperr:' .. run.id)
+    call('UNLINK', P .. 'cp:' .. run.id, P .. 'cpo:' .. run.id, P .. 'cperr:' .. run.id)
     local s = change(run)
     s.kept_size, s.errors, s.positions = nil, nil, nil
+end
 end

@@ -1,9 +1,9 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- Counts children of runs, a bounded number. Asked for with a list of {id, number behind which to go on}. Answers how many
 -- there are, how many of them have not ended, and which have children themselves; and where to go on.
 
-local MOST = 200
+local MOST = 100
 
 local found = { runs = 0, live = 0, parents = {}, rest = {} }
 for _, each in ipairs(args) do

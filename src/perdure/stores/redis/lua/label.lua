@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting
+-- library: changes
 -- Sets labels of a run; an empty value removes one.
 
 local run = find(args.run_id)

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- How many runs of some lanes have ended after `since`: halves the ended runs until it finds where that begins.
 

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- In a cluster: the incarnations whose lease has ended, and those that live; of one name, those that have it, and none;
 -- and whether there are chores.

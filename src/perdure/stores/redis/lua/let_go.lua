@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending retaining
+-- library: changes
 -- flags: allow-oom
 -- Has runs looked at again that prune passed over, of those keepers that do not live any more: goes over a part of the
 -- keepers from a cursor, and takes up a bounded number of runs. Answers the next cursor, which is "0" at the end,

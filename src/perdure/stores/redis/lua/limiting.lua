@@ -1,9 +1,12 @@
 -- Limits, rates and pauses of scopes: each change is a revision, and takes effect in the same script.
 
+local limits_of, equal_limits, read_scope, apply, revise, running_lanes, show_scope, tell_scope
+
+do
 -- Limits are maps of `running`, `count`, `period` and `burst` (of the rate), as far as they are set.
 local LIMITS = { 'running', 'count', 'period', 'burst' }
 
-local function limits_of(from)
+function limits_of(from)
     local found = {}
     for _, name in ipairs(LIMITS) do
         found[name] = from[name]
@@ -17,7 +20,7 @@ local function said_limits(from)
     return next(found) and found
 end
 
-local function equal_limits(one, other)
+function equal_limits(one, other)
     for _, name in ipairs(LIMITS) do
         if one[name] ~= other[name] then
             return false
@@ -26,7 +29,7 @@ local function equal_limits(one, other)
     return true
 end
 
-local function read_scope(scope)
+function read_scope(scope)
     local packed = call('HGET', K.scope, scope)
     return packed and unpacked(packed) or nil
 end
@@ -105,7 +108,7 @@ local function share_of(limits, partitions)
 end
 
 -- Has a scope go by what holds from now on; `old` is what held.
-local function apply(kind, name, old, new, partitions)
+function apply(kind, name, old, new, partitions)
     local scope = kind .. ':' .. name
     if kind == 'group' then
         partitions = nil -- All of its runs are in one partition.
@@ -132,7 +135,7 @@ local function apply(kind, name, old, new, partitions)
 end
 
 -- Keeps what holds for a scope from now on as a revision; `old` is what held.
-local function revise(kind, name, old, new, who)
+function revise(kind, name, old, new, who)
     local scope = kind .. ':' .. name
     local number = next_number('revision')
     local revision = pack({
@@ -146,7 +149,7 @@ local function revise(kind, name, old, new, who)
 end
 
 -- How many runs of each lane run: a list of {queue, workflow, running}.
-local function running_lanes()
+function running_lanes()
     local found, lanes = {}, call('HKEYS', K.lanes)
     for first = 1, #lanes, 1000 do
         local fields = {}
@@ -164,7 +167,7 @@ local function running_lanes()
 end
 
 -- A scope with how much of it is used. To be called when all is flushed.
-local function show_scope(kind, name, kept, running)
+function show_scope(kind, name, kept, running)
     local shown = limits_of(kept)
     shown.kind, shown.name, shown.paused = kind, name, kept.paused or false
     shown.revision, shown.who, shown.at = kept.revision, kept.who, kept.at
@@ -187,9 +190,10 @@ local function show_scope(kind, name, kept, running)
 end
 
 -- The reply about one scope: nothing, when nothing was ever set for it; and what is left to be done.
-local function tell_scope(kind, name)
+function tell_scope(kind, name)
     local left = chores_left()
     flush()
     local kept = read_scope(kind .. ':' .. name)
     return pack({ left or 0, { kept and show_scope(kind, name, kept, running_lanes()) } })
+end
 end

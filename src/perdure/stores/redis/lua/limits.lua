@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting serving limiting
+-- library: changes
 -- flags: no-writes
 -- What is stored for scopes, with how much of it is used.
 

@@ -1,15 +1,28 @@
--- uses: core waits reading walking
+-- library: reads
 -- flags: no-writes
--- Runs by filters, at most `most` of them, and where to go on. `ids` asks for no more than their ids.
+-- Runs by filters, at most `most` of them, and so many bytes of their inputs and outcomes, and where to go on. `ids` asks
+-- for no more than their ids, `given` are those that may be it.
+
+local BYTES = 512 * 1024
 
 look_for(args.query)
 local total = count_all()
 if total == 0 then
     return pack({ total = 0 })
+elseif only_state == 'running' and not args.given then
+    local workers = too_many_running()
+    if workers then
+        return pack({ crowded = workers })
+    end
 end
-local found = {}
+local found, bytes = {}, 0
 local at = walk(args.most, function(run)
     found[#found + 1] = run
+    if not args.ids then
+        local key = K['run:'] .. run.id
+        bytes = bytes + run.s.size + call('HSTRLEN', key, 'o') + (run.s.much and call('HSTRLEN', key, 'w') or 0)
+    end
+    return bytes > BYTES
 end)
 local told
 if args.ids then

@@ -1,4 +1,4 @@
--- uses: core waits reading
+-- library: reads
 -- flags: no-writes
 -- A run, as clients see it.
 

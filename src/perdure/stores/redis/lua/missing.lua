@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- Those of some ids that no run has.
 

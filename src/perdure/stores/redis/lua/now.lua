@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- The store's time.
 

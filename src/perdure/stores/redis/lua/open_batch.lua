@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending staging
+-- library: changes
 -- Makes all runs of a batch and its callback; or nothing, when one of them is there as another one. Answers for each start
 -- 0 when its run was made, as asked, and otherwise what became of it.
 

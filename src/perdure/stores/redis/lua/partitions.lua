@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: allow-oom
 -- Over how many partitions the runs are spread: what was said first stands.
 

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting serving limiting
+-- library: changes
 -- flags: allow-oom
 -- Keeps runs of a scope from beginning, or lets them again. Answers what holds.
 

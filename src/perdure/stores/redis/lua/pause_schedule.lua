@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending families scheduling
+-- library: exchanges
 -- flags: allow-oom
 -- Keeps a schedule from firing, or lets it go on: from a slot, if that is later than where it stands, or never. Answers
 -- what is kept, or nothing.

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- In a cluster, at the home of some ids: where the run of each is: "" for here or nowhere, or its place.
 

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending retaining
+-- library: changes
 -- flags: allow-oom
 -- Removes runs, one after the other, that are still as they were when they were found: {id, number in the order of
 -- finishing, the latest time at which it may have ended, if that matters}. Passes over those that something keeps, and

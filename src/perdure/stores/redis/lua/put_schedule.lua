@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending families scheduling
+-- library: exchanges
 -- flags: allow-oom
 -- Keeps a schedule; with the same timing it stays where it stands. What code declares leaves alone what was added at run
 -- time. Answers what is kept.

@@ -1,4 +1,4 @@
--- uses: core waits reading
+-- library: reads
 -- flags: no-writes
 -- What is live in each lane, by kind, and what is left of limits and rates. Looks at the lanes, at the ready sets, and in
 -- these at the first run of each priority.
@@ -62,7 +62,7 @@ local KINDS = {
 }
 local counts = call('HGETALL', K.counts)
 for i = 1, #counts, 2 do
-    local kind, name = parts_of(counts[i])
+    local kind, name = scope_parts(counts[i])
     local lane, runs = lanes[name], tonumber(counts[i + 1])
     if KINDS[kind] then
         tell_of(lane, kind, runs)

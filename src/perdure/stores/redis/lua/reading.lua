@@ -117,7 +117,7 @@ local function deciding(run)
     return told
 end
 
-local function parts_of(scope)
+local function scope_parts(scope)
     local colon = string.find(scope, ':', 1, true)
     return string.sub(scope, 1, colon - 1), string.sub(scope, colon + 1)
 end
@@ -127,7 +127,7 @@ local function budget_rows(named)
     local rows, limited = {}, false
     local function add(scope, packed)
         local row = unpacked(packed)
-        row.kind, row.name = parts_of(scope)
+        row.kind, row.name = scope_parts(scope)
         limited = limited or (row.running and row.kind ~= 'group')
         local debt = row.count and call('HGET', P .. 'debt', scope)
         if debt then
@@ -148,7 +148,7 @@ local function budget_rows(named)
     local running = {}
     local counts = limited and call('HGETALL', K.counts) or {}
     for i = 1, #counts, 2 do
-        local state, name = parts_of(counts[i])
+        local state, name = scope_parts(counts[i])
         if state == 'running' then
             local lane = lane_of(name)
             running[#running + 1] = { lane.queue, lane.workflow, tonumber(counts[i + 1]) }
@@ -191,7 +191,7 @@ local function why(list)
     for name in pairs(scopes) do
         local scope = scope_called(name)
         if scope and scope.paused then
-            local kind, rest = parts_of(name)
+            local kind, rest = scope_parts(name)
             pauses[#pauses + 1] = { kind, rest, scope.paused_by or scope.who, scope.paused_at or scope.at }
         end
     end

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending working
+-- library: changes
 -- flags: allow-oom
 -- Takes back the runs of incarnations whose lease has ended, or of those with a name, a bounded number of incarnations,
 -- and forgets these. Answers how many runs, whether there are more incarnations, whether there are chores, and whether

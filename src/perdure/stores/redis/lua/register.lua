@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting serving
+-- library: changes
 -- flags: allow-oom
 -- Begins an incarnation, with a lease from now, and ties it to the lanes that it serves. Answers its number: the time, or
 -- the one after the last. So no number comes again, though what the server knew of the last ones is gone: it was emptied,

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: allow-oom
 -- Forgets a schedule; the runs that it made stay. Answers whether there was one.
 

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: allow-oom
 -- Extends a lease from now on, whether or not it ran out. Answers 1, or 0 when the incarnation is gone.
 

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending working
+-- library: changes
 -- flags: allow-oom
 -- Ends an incarnation in good order. Answers what is left to be done.
 

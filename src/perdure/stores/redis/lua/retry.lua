@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting keeping ending
+-- library: changes
 -- Queues runs that ended once more: one, of which what can't be is said, or several, of which those are left out whose
 -- unique key another live run has. Answers the ids of those that it does; with `dry_run` of those that it would, and the
 -- keys that they would have then: what is told as `claimed` to the next such question.
@@ -12,10 +12,8 @@ local function key_taken(run, claimed)
     return call('EXISTS', P .. 'unique:' .. key) == 1 or claimed[key] or false
 end
 
-local function again(run)
+local function again(run, from)
     local s = change(run)
-    drop_errors(run)
-    give_back(run)
     unfinish(run)
     s.attempt = (s.attempt or 1) + 1
     s.crashes, s.cut, s.due, s.done, s.finish, s.cause = nil, nil, nil, nil, nil, nil
@@ -29,7 +27,7 @@ local function again(run)
     if key and not (run.fact.debounced and s.begun) then
         call('SET', P .. 'unique:' .. key, run.id)
     end
-    move(run, 'queued')
+    retry_run(run, from)
     tell('work')
     tell('status')
 end
@@ -48,17 +46,11 @@ if args.run_id then
     elseif key_taken(run, claimed) then
         return refuse('taken')
     end
-    if args.from_key then
-        local from = call('ZSCORE', P .. 'cpo:' .. run.id, args.from_key)
-        if not from then
-            return refuse('no checkpoint')
-        end
-        for _, key in ipairs(call('ZRANGEBYSCORE', P .. 'cpo:' .. run.id, from, '+inf')) do
-            drop_checkpoint(run, key)
-            call('SREM', P .. 'cperr:' .. run.id, key)
-        end
+    local from = args.from_key and call('ZSCORE', P .. 'cpo:' .. run.id, args.from_key)
+    if args.from_key and not from then
+        return refuse('no checkpoint')
     end
-    again(run)
+    again(run, from)
     done[1] = run.id
 else
     for _, key in ipairs(args.claimed or {}) do
@@ -83,5 +75,6 @@ else
         return pack({ ids = done, claimed = keys })
     end
 end
+local left = chores_left()
 flush()
-return pack({ ids = done })
+return pack({ ids = done, left = left })

@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- The changes of all scopes, or of one, latest first.
 

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending families scheduling
+-- library: exchanges
 -- flags: no-writes
 -- All schedules.
 

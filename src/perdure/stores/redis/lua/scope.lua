@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: no-writes
 -- In a cluster: what is kept for a scope, or for all, as other partitions adopt it: a list of {kind, name, kept}.
 

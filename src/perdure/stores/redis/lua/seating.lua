@@ -32,6 +32,9 @@ local function leave_seat(run, session)
         session.benched = session.benched - 1
     elseif s.seat then
         session.other = session.other - 1
+        if s.seat == 3 then
+            session.running = session.running > 1 and session.running - 1 or nil
+        end
     end
     s.seat, session.changed = nil, true
 end
@@ -50,6 +53,9 @@ local function take_seat(run, session, seat)
         session.benched = session.benched + 1
     else
         session.other = session.other + 1
+        if seat == 3 then
+            session.running = (session.running or 0) + 1
+        end
     end
 end
 

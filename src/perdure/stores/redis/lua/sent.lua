@@ -1,4 +1,4 @@
--- uses: core
+-- library: reads
 -- flags: allow-oom
 -- In a cluster: mail that has arrived is removed.
 

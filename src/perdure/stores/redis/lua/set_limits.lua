@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting serving limiting
+-- library: changes
 -- flags: allow-oom
 -- Sets what holds for a scope from now on, if it differs; what is declared stands back behind what was ever set. Answers
 -- what holds.

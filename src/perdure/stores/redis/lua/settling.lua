@@ -149,17 +149,11 @@ function settle_all(settles)
             parked[#parked + 1] = run
         elseif to == 'retry' then
             wait_for(run)
-            drop_errors(run)
-            give_back(run)
             s.attempt = (s.attempt or 1) + 1
             if body then
                 keep_outcome(run, body)
             end
-            if settles[at + 6] > 0 then
-                move(run, 'scheduled', now + settles[at + 6])
-            else
-                move(run, 'queued')
-            end
+            retry_run(run, nil, settles[at + 6] > 0 and now + settles[at + 6] or nil)
         elseif to == 'continue' then
             continue(run, body)
         else

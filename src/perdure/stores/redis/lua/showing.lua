@@ -44,10 +44,10 @@ local function more_of(run, labels)
         labels = labels and unpacked(labels) or nil,
     }
     if s.positions then
-        shown.checkpoints = checkpoints_of(run.id, 0, args.page + 1)
+        shown.checkpoints, shown.more_checkpoints = checkpoints_of(run, 0, args.page)
     end
     if s.signals then
-        shown.signals = waiting_signals(run, 0, args.page + 1)
+        shown.signals, shown.more_signals = waiting_signals(run, 0, args.page)
     end
     if s.much then
         shown.waits = waits_of(run) -- So many that whoever claims it has to look at them.

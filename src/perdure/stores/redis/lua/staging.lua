@@ -3,7 +3,7 @@
 -- Whoever comes goes on where somebody has left off: :opening has the batches of either kind, by the time from which
 -- nobody is expected to care for them any more.
 
-local PART = 100
+local PART = 50
 local PATIENCE = 60000
 
 local function expect(id)
@@ -56,14 +56,14 @@ local function make_callback(id, batch, callback)
     end
 end
 
-local function part_of(id, after)
+local function batch_part(id, after)
     flush_set(P .. 'items:' .. id)
     return call('ZRANGEBYSCORE', P .. 'items:' .. id, '(' .. after, '+inf', 'LIMIT', 0, PART)
 end
 
 -- Lets a part of the runs in of a batch that is open; returns whether there are more.
 local function let_part_in(id, batch)
-    local ids = part_of(id, batch.admitted)
+    local ids = batch_part(id, batch.admitted)
     for _, each in ipairs(ids) do
         local run = find(each)
         local s = run.s
@@ -90,7 +90,7 @@ end
 local function drop_part(id, batch)
     batch.dropped = true
     put_batch(id, batch)
-    local ids = part_of(id, 0)
+    local ids = batch_part(id, 0)
     for _, each in ipairs(ids) do
         local run = find(each)
         if not FINAL[run.s.state] then

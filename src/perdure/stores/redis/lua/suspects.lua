@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending working
+-- library: changes
 -- flags: no-writes
 -- In a cluster: what decides which of the runs of incarnations are blamed that died. Asked for with what was answered
 -- before, by number, until all cursors are "0"; they begin as "".

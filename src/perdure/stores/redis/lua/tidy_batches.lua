@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending staging
+-- library: changes
 -- flags: allow-oom
 -- Goes on with a batch that nobody cares for any more: what is open is let in, what is not is dropped. Answers whether
 -- there was one.

@@ -1,4 +1,4 @@
--- uses: core waits chores holding seating grouping moving starting ending
+-- library: changes
 -- flags: allow-oom
 -- In a cluster: wakes runs that are parked for runs of other partitions which are over. One that is running keeps it in
 -- mind until its next settle: it may be about to park.
@@ -7,12 +7,8 @@ for _, each in ipairs(args) do
     local run = find(each.waiter)
     local state = run and run.s.state
     if state == 'waiting' then
-        local conditions = conditions_of(run)
-        for at = 1, #conditions, 2 do
-            if conditions[at] == 'away' and conditions[at + 1] == each.target then
-                wake(run)
-                break
-            end
+        if waits_for(run, 'away', each.target, each.hash) then
+            wake(run)
         end
         tell('work')
     elseif state == 'running' then

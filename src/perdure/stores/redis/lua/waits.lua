@@ -7,7 +7,7 @@
 -- What is much, as whoever parks the run says, is kept beside its state, which each look at the run reads, and its
 -- conditions in parts by the hash of the target, of which a round unpacks one or two.
 
-local waits_of, part_of, parts_of, joined, conditions_of, put_waits
+local waits_of, part_of, parts_of, joined, conditions_of, waits_for, put_waits
 
 do
 local function field(run, name)
@@ -57,6 +57,19 @@ end
 
 function conditions_of(run)
     return joined(parts_of(run), run.s.much)
+end
+
+-- Whether a run waits for that; `hash` is that of the target, which says in what part it is.
+function waits_for(run, kind, target, hash)
+    local much = run.s.much
+    local part = part_of(run, much and hash % much + 1 or 1)
+    local conditions = part and (much and unpacked(part) or part) or NOTHING
+    for at = 1, #conditions, 2 do
+        if conditions[at] == kind and conditions[at + 1] == target then
+            return true
+        end
+    end
+    return false
 end
 
 -- `conditions` are one list, or with `much` a list of packed ones.

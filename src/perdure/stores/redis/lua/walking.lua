@@ -1,7 +1,7 @@
 -- Lists of runs by filters: walks the smallest index for what is asked, in the order of the runs' numbers, and looks at a
 -- bounded number of runs. Whoever asks goes on from where it stopped.
 
-local LOOKED_AT = 250
+local WALKED = 250
 
 local query -- which runs are asked for
 local states, any_state, only_state -- in which states
@@ -93,6 +93,15 @@ local function indexes()
     return best
 end
 
+-- The workers, where more runs are running than one script looks at: these are then looked for from outside, and given.
+local function too_many_running()
+    local running, workers = 0, call('HKEYS', K.workers)
+    for _, worker in ipairs(workers) do
+        running = running + call('SCARD', P .. 'owned:' .. worker)
+    end
+    return running > WALKED and workers
+end
+
 local function in_order(one, other)
     if query.oldest_first then
         return one.seq < other.seq
@@ -103,7 +112,11 @@ end
 -- The next runs behind `args.after`, and whether there are more.
 local function next_runs()
     local found, more, sets = {}, false, 0
-    if only_state == 'running' then
+    if args.given then
+        for i, id in ipairs(args.given) do
+            found[i] = { id = id, seq = i } -- Where to go on is their number then.
+        end
+    elseif only_state == 'running' then
         -- They are few, whatever waits beside them.
         for _, worker in ipairs(call('HKEYS', K.workers)) do
             for _, id in ipairs(call('SMEMBERS', P .. 'owned:' .. worker)) do
@@ -119,37 +132,37 @@ local function next_runs()
             local got
             if query.oldest_first then
                 got = call('ZRANGEBYSCORE', key, args.after and '(' .. args.after or '-inf', '+inf',
-                    'WITHSCORES', 'LIMIT', 0, LOOKED_AT)
+                    'WITHSCORES', 'LIMIT', 0, WALKED)
             else
                 got = call('ZREVRANGEBYSCORE', key, args.after and '(' .. args.after or '+inf', '-inf',
-                    'WITHSCORES', 'LIMIT', 0, LOOKED_AT)
+                    'WITHSCORES', 'LIMIT', 0, WALKED)
             end
             for i = 1, #got, 2 do
                 found[#found + 1] = { id = got[i], seq = tonumber(got[i + 1]) }
             end
-            more, sets = more or #got == 2 * LOOKED_AT, sets + (#got > 0 and 1 or 0)
+            more, sets = more or #got == 2 * WALKED, sets + (#got > 0 and 1 or 0)
         end
     end
     if sets > 1 then
         table.sort(found, in_order)
     end
-    more = more or #found > LOOKED_AT
+    more = more or #found > WALKED
     return found, more
 end
 
--- Does something for each run that matches, `most` at most. Returns where to go on, if that may bring any more.
+-- Does something for each run that matches, `most` at most, and until that returns true. Returns where to go on, if that
+-- may bring any more.
 local function walk(most, each)
     local found, more = next_runs()
     local left = most
-    for i = 1, math.min(#found, LOOKED_AT) do
+    for i = 1, math.min(#found, WALKED) do
         local run = find(found[i].id)
         if run and matches(run) then
-            each(run)
             left = left - 1
-            if left == 0 then
+            if each(run) or left == 0 then
                 return found[i].seq
             end
         end
     end
-    return more and found[LOOKED_AT].seq or nil
+    return more and found[WALKED].seq or nil
 end

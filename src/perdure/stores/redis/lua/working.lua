@@ -40,6 +40,7 @@ function chore_kinds.forget(number, chore)
     end
     call('HDEL', K.workers, number)
     call('HDEL', K.pushes, number)
+    call('HDEL', K.scan, 'stop:' .. number, 'sessions:' .. number)
     call('UNLINK', P .. 'served:' .. number, P .. 'owned:' .. number, P .. 'stop:' .. number, P .. 'pushed:' .. number)
     return true
 end

@@ -1,0 +1,69 @@
+-- A run is done once more: the checkpoints of what failed are cleared, or all from one on.
+
+local retry_run
+
+do
+local FEW = 20 -- So many are cleared at once, beside whatever else the script does.
+
+-- How many count as one run; those may have signals to give back.
+local function in_one_step(run)
+    return run.s.signals and 1 or 5
+end
+
+-- Clears checkpoints: those of what failed, then those from a position on, the last ones first; `most` at most. Returns
+-- whether those are all.
+local function clear(run, from, most)
+    local placed = P .. 'cpo:' .. run.id
+    local failed, rest = run.s.errors and call('SPOP', P .. 'cperr:' .. run.id, most) or NOTHING, NOTHING
+    for _, key in ipairs(failed) do
+        drop_checkpoint(run, key)
+    end
+    if from and #failed < most then
+        flush_set(placed)
+        rest = call('ZREVRANGEBYSCORE', placed, '+inf', from, 'LIMIT', 0, most - #failed)
+        for _, key in ipairs(rest) do
+            drop_checkpoint(run, key)
+        end
+    end
+    local cleared = #failed + #rest
+    steps = steps - math.floor(cleared / in_one_step(run))
+    if cleared == most then
+        return false
+    end
+    change(run).errors = nil
+    return true
+end
+
+-- How many there are to be cleared, about.
+local function to_be_cleared(run, from)
+    local errors = run.s.errors and call('SCARD', P .. 'cperr:' .. run.id) or 0
+    return errors + (from and call('ZCOUNT', P .. 'cpo:' .. run.id, from, '+inf') or 0)
+end
+
+-- Queues a run once more, or has it wait until then, when all is cleared that failed, and what has come from a position
+-- on. Where that is much it is scheduled meanwhile, without a time, so that nobody begins it; whoever goes on with chores
+-- then queues it.
+function retry_run(run, from, at)
+    if to_be_cleared(run, from) <= FEW then
+        clear(run, from, 2 * FEW)
+        move(run, at and 'scheduled' or 'queued', at)
+    else
+        move(run, 'scheduled')
+        begin_chore('clear', run.id, { from = from, at = at, attempt = run.s.attempt })
+    end
+end
+
+function chore_kinds.clear(id, chore)
+    local run = find(id)
+    if not run or run.s.state ~= 'scheduled' or run.s.wake or run.s.attempt ~= chore.attempt then
+        return true -- It was cancelled meanwhile, or removed.
+    end
+    if not clear(run, chore.from, in_one_step(run) * (steps + 1)) then
+        return false
+    end
+    local later = chore.at and chore.at > now
+    move(run, later and 'scheduled' or 'queued', later and chore.at or nil)
+    tell('work')
+    return true
+end
+end
