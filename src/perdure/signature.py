@@ -18,7 +18,7 @@ from typing import Any, Required, cast, get_origin
 from msgspec import MsgspecError, json
 
 from perdure.errors import DecodingError, DefinitionError, InvalidInput
-from perdure.values import MISSING, Decoder, encode, encode_stable, type_name
+from perdure.values import MISSING, Decoder, encode_input, encode_stable, type_name
 
 
 def short_hash(text: str) -> str:
@@ -78,7 +78,7 @@ class Signature:
 
         Raises `InvalidInput` when they don't fit the parameters or their types, and what `values.encode` raises.
         """
-        text = encode(self._bind(args, kwargs), f"the input of {self._what}", limit)
+        text = encode_input(self._bind(args, kwargs), f"the input of {self._what}", limit)
         self._check_types(text)
         return text
 

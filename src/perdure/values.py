@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
@@ -48,8 +48,16 @@ def encode(value: object, what: str, limit: int) -> str:
     return _checked(_encode_whole, value, what, limit)
 
 
+def encode_input(value: object, what: str, limit: int) -> str:
+    """Like `encode`, with the items of sets in sorted order: a start made again in another process is the same one."""
+    return _checked(_encode_input, value, what, limit)
+
+
 def encode_stable(value: object, what: str, limit: int) -> str:
-    """Like `encode`, with dicts and sets in sorted order: equal values give equal texts, in every process."""
+    """Like `encode`, with dicts and sets in sorted order: equal values give equal texts, in every process.
+
+    What a pydantic model writes by a serializer of its own stays in the order that this gives it.
+    """
     return _checked(_encode_stable, value, what, limit)
 
 
@@ -176,13 +184,84 @@ def _encode_whole(value: object) -> bytes:
     return raw
 
 
+_NESTED: frozenset[object] = frozenset({list, tuple, dict})
+
+
+def _encode_input(value: object) -> bytes:
+    raw = _encode_whole(value)
+    return raw if b"[" not in raw else _encode(_plain_in_order(value))
+
+
 def _encode_stable(value: object) -> bytes:
     try:
-        return _encode_sorted(value)
-    except TypeError:  # msgspec sorts dicts by str keys alone; numbers, UUIDs and the like become such first
-        plain = msgspec.to_builtins(value, str_keys=True, order="deterministic", enc_hook=_to_plain)
+        raw = _encode_ordered(value)
+    except TypeError:  # msgspec sorts dicts by str keys alone, and sets only of what has an order
         _check_keys(value, _encode(value))
-        return _encode_sorted(plain)
+    else:
+        if b"[[" not in raw and b"[{" not in raw:
+            return raw
+        # It may have a set of frozensets, for which `<` is no order, or of what holds them.
+    return _encode_sorted(_plain_in_order(value))
+
+
+def _plain_in_order(value: object) -> object:
+    return _in_order(value, msgspec.to_builtins(value, str_keys=True, enc_hook=_to_plain))
+
+
+def _in_order(value: object, plain: object) -> object:
+    """`plain`, which is `value` as JSON has it, with the items of what is a set in `value` sorted by their texts.
+
+    What belongs together is told by places and names. Where that fails, because a class writes itself in a way of its
+    own (a serializer of a model), all stays as it is.
+    """
+    if isinstance(plain, dict):
+        fields = cast("dict[str, object]", plain)
+        if not _has_nested(fields.values()):
+            return fields
+        value = _root(value)
+        if isinstance(value, Mapping):
+            parts = dict(zip(fields, cast("Mapping[object, object]", value).values(), strict=False))
+        else:
+            parts = _written(value)
+        return {name: _in_order(parts.get(name), item) for name, item in fields.items()}
+    if not isinstance(plain, list | tuple):
+        return plain
+    items, value = list(cast("Iterable[object]", plain)), _root(value)
+    if _has_nested(items):
+        places = list(cast("Iterable[object]", value) if isinstance(value, Collection) else _written(value).values())
+        tags = len(items) - len(places)  # a Struct that is written as an array may have its tag before its fields
+        if tags == 0 or (tags == 1 and isinstance(value, msgspec.Struct)):
+            items[tags:] = map(_in_order, places, items[tags:])
+    return sorted(items, key=_encode_sorted) if isinstance(value, set | frozenset) else items
+
+
+def _has_nested(items: Iterable[object]) -> bool:
+    return not _NESTED.isdisjoint(map(type, items))
+
+
+def _root(value: object) -> object:
+    """What a pydantic model stands for that is written as its one field."""
+    return getattr(value, "root", None) if getattr(type(value), "__pydantic_root_model__", False) else value
+
+
+def _written(value: object) -> dict[str, object]:
+    """The parts of an object, by their names in JSON."""
+    names = {name: name for name in _field_names(value)}
+    if isinstance(value, msgspec.Struct):
+        names = dict(zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True))
+    parts: dict[str, object] = {written: getattr(value, name, None) for name, written in names.items()}
+    if _is_model(type(value)):
+        for name, field in cast("Mapping[str, object]", getattr(type(value), "model_fields", {})).items():
+            parts[getattr(field, "serialization_alias", None) or name] = parts[name]
+        parts |= cast("Mapping[str, object]", getattr(value, "__pydantic_extra__", None) or {})
+    return parts
+
+
+def _to_ordered(value: object) -> object:
+    return _in_order(value, _to_plain(value))
+
+
+_encode_ordered = json.Encoder(enc_hook=_to_ordered, order="deterministic").encode
 
 
 def _check_keys(value: object, raw: bytes) -> None:

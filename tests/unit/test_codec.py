@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import builtins
 import enum
+import os
+import subprocess
 import sys
 import types
 from collections.abc import Awaitable, Callable
@@ -29,6 +31,7 @@ from perdure.errors import (
 )
 from perdure.failures import MAX_MESSAGE, MAX_TRACEBACK, decode_failure, describe, encode_failure, rebuild
 from perdure.signature import Signature
+from perdure.values import encode_input, encode_stable
 
 T = TypeVar("T")
 LIMIT = 1_000_000
@@ -494,6 +497,80 @@ def test_digests_depend_on_the_arguments_alone() -> None:
 
 
 # --- failures
+
+
+class Names(pydantic.RootModel[frozenset[str]], frozen=True): ...
+
+
+class Basket(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow", serialize_by_alias=True)
+
+    names: Names
+    by_number: dict[int, frozenset[str]] = pydantic.Field(alias="byNumber")
+    teams: list[Team] = []
+    sets: set[Names | frozenset[str]] = set()
+
+
+class Row(msgspec.Struct, array_like=True, tag=True, frozen=True, rename="camel"):
+    row_number: int
+    row_names: frozenset[str]
+
+
+class Cell(msgspec.Struct, frozen=True, rename="camel"):
+    cell_names: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Shade:
+    names: frozenset[str]
+    color: Color = Color.RED
+
+
+class Hue(enum.Enum):
+    BLUE = "blue"
+    GREEN = "green"
+
+
+def texts_of_sets() -> list[str]:
+    """The texts of values that have sets in them, as arguments of a step and as the input of a run."""
+    a, b, c = frozenset("abcdefgh"), frozenset("ijklmnop"), frozenset("qrstuvwx")
+    team = Team([ADA.model_copy(update={"tags": set(a)})])
+    values: list[object] = [
+        Basket(names=Names(a), byNumber={2: b, 1: c}, teams=[team], sets={a, b, Names(c)}),
+        Basket.model_validate({"names": a, "byNumber": {}, "more": {"x": [a, {"y": b}]}}),
+        {"team": team, "names": Names(a)},
+        {a, b, c},
+        {(1, a), (1, b), (2, c)},
+        [Row(1, a), {Row(1, b), Row(1, c)}],
+        {Cell(a), Cell(b), Cell(c)},
+        {Shade(a), Shade(b), Shade(c)},
+        {Names(a), Names(b), Names(c)},
+        {1: {a, b, c}, 2: {Color.RED, Hue.BLUE, Hue.GREEN, None, 1}},
+        {Color.RED, Hue.BLUE, Hue.GREEN},
+    ]
+    return [write(value, "it", LIMIT) for value in values for write in (encode_stable, encode_input)]
+
+
+def test_texts_of_sets_are_the_same_in_every_process() -> None:
+    code = "import sys; from unit.test_codec import texts_of_sets; print(texts_of_sets())"
+    for seed in ("1", "2"):  # of the hashes of str, which the order of a set depends on
+        paths = os.pathsep.join(sys.path)
+        other = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert other.stdout.strip() == str(texts_of_sets())
+
+
+def test_texts_of_sets_can_be_read() -> None:
+    basket = Basket(names=Names(frozenset("ab")), byNumber={2: frozenset("cd")}, teams=[Team([ADA])])
+    assert Decoder[Basket](Basket, "it").decode(encode_stable(basket, "it", LIMIT)) == basket
+    assert encode_stable({Row(1, frozenset("ba"))}, "it", LIMIT) == '[["Row",1,["a","b"]]]'
+    assert encode_input({"b": 1, "a": {"y", "x"}}, "it", LIMIT) == '{"b":1,"a":["x","y"]}'
+    assert encode_stable({Cell(frozenset("ba"))}, "it", LIMIT) == '[{"cellNames":["a","b"]}]'
 
 
 class Declined(Exception):
