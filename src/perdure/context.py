@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 from perdure.call import Call
 from perdure.clock import epoch_millis, millis
 from perdure.codec import Decoder, encode
-from perdure.engine.scope import Scope, scope_needed
+from perdure.engine.scope import Scope, in_key, scope_needed
 from perdure.engine.waits import signal_for, sleep_for
 from perdure.errors import InvalidInput
 from perdure.options import check_signal
@@ -123,7 +123,7 @@ def wait_signal(name: str, type: Any = None, *, timeout: timedelta | float | Non
     check_signal(name)
     scope = scope_needed("wait_signal()")
     decoder: Decoder[Any] = Decoder(Any if type is None else type, f"signal {name}")
-    return _call(scope, f"signal:{name}", lambda key: signal_for(scope.execution, key, name, decoder, limit))
+    return _call(scope, f"signal:{in_key(name)}", lambda key: signal_for(scope.execution, key, name, decoder, limit))
 
 
 def progress(done: object, total: float | None = None, note: str | None = None) -> None:

@@ -14,7 +14,7 @@ from msgspec import json
 from perdure.call import Call, Stream
 from perdure.clock import millis, moment
 from perdure.codec import Decoder, encode
-from perdure.engine.scope import holds_slot, wait_in_step, workflow_scope
+from perdure.engine.scope import holds_slot, in_key, wait_in_step, workflow_scope
 from perdure.engine.waits import Child, result, result_of, send_cancel, send_signal
 from perdure.errors import ErrorInfo, InvalidInput, RunNotFound, StoreUnavailable
 from perdure.explain import reason_of
@@ -79,7 +79,8 @@ class Run(Generic[R]):
             in_step = limit is None and holds_slot(self._client)
             return Call(lambda: self._result(limit, in_step=in_step), f"result() of run {self.id}")
         child = self._child
-        key = scope.key(f"result:{self.id}" if child is None else f"{child.key.removeprefix(scope.prefix)}.result")
+        of = f"result:{in_key(self.id)}" if child is None else f"{child.key.removeprefix(scope.prefix)}.result"
+        key = scope.key(of)
         execution = scope.execution
         return Call(
             lambda: result_of(execution, key, self.id, self._decoder, timeout=limit, child=child),
@@ -111,7 +112,7 @@ class Run(Generic[R]):
             return call_within(self._client, transaction, scope, what, lambda within: within.signal(message))
         if scope is None:
             return self._store_call(lambda store: store.signal(message), "signal")
-        key, execution = scope.key(f"send:{name}"), scope.execution
+        key, execution = scope.key(f"send:{in_key(name)}"), scope.execution
         return Call(lambda: send_signal(execution, key, message), f"signal() to run {self.id}", execution)
 
     def cancel(

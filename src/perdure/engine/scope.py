@@ -191,6 +191,12 @@ def wait_in_step(what: str) -> WouldDeadlock:
     )
 
 
+def in_key(name: str) -> str:
+    """A name that may have a `#` (of a signal, of a run) as a part of a key, in which `#` begins the number of a call:
+    doubled, so that `a#2` is no second `a`."""
+    return name.replace("#", "##")
+
+
 def check_key(key: str) -> str:
     """A key given by the user, or `DefinitionError`."""
     if not isinstance(key, str) or not 0 < len(key) <= 200 or not key.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -13,7 +13,7 @@ from perdure import run as run_module
 from perdure.errors import DecodingError, InvalidInput, NotInWorkflow, RunEnded, RunFailed, RunNotFound, SignalTimedOut
 
 from .conftest import Explore, Play
-from .kit import Gate, deploy, new_app, replay, state
+from .kit import Gate, deploy, keys, new_app, replay, state
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +110,44 @@ async def test_signals_come_in_order_by_name_and_once(play: Play) -> None:
         await replay(sandbox)
         await run.signal("b", "go")
         assert await run.result() == ["go", 0, 1, 2]
+
+
+async def test_a_name_that_looks_like_the_number_of_a_call_is_none(play: Play) -> None:
+    app, given = new_app(), list[list[str]]()
+
+    @app.workflow
+    async def echo(word: str) -> str:
+        return word
+
+    @app.workflow
+    async def flow() -> None:
+        signals = [await wait_signal(name, str) for name in ("a", "a", "a#2", "a#", "a#")]
+        order, other = app.run("order"), app.run("order#2")
+        results = [await order.result(), await order.result(), await other.result()]
+        for name in ("b", "b", "b#2"):
+            await app.run("listener").signal(name, name)
+        given.append([*signals, *results])
+        await sleep(10)
+
+    @app.workflow
+    async def listener() -> list[str]:
+        return [await wait_signal(name, str) for name in ("b", "b", "b#2")]
+
+    async with play(app) as sandbox:
+        await listener.options(id="listener").start()
+        for run_id in ("order", "order#2"):
+            await echo.options(id=run_id).start(run_id)
+        run = await flow.start()
+        for name, value in (("a", "1"), ("a", "2"), ("a#2", "3"), ("a#", "4"), ("a#", "5")):
+            await run.signal(name, value)
+        await sandbox.advance(seconds=5)
+        await replay(sandbox)
+        await sandbox.advance(seconds=10)
+        assert await state(run) == "succeeded"
+        assert given == [["1", "2", "3", "4", "5", "order", "order", "order#2"]] * 2
+        assert await app.run("listener").result() == ["b", "b", "b#2"]
+        waits = [key for key in await keys(run) if key.startswith("signal:")]
+        assert waits == ["signal:a", "signal:a#2", "signal:a##2", "signal:a##", "signal:a###2"]
 
 
 async def test_hundreds_of_signals_come_in_order(play: Play) -> None:
