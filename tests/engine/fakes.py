@@ -53,8 +53,8 @@ def save(token: int, key: str = "step", body: str = "1") -> Save:
     return Save(token, token, Checkpoint(key, Kind.STEP, Outcome.OK, body))
 
 
-def settle(token: int, to: To = To.SUCCEEDED) -> Settle:
-    return Settle(token, token, to, "null")
+def settle(token: int, to: To = To.SUCCEEDED, *, body: str = "null") -> Settle:
+    return Settle(token, token, to, body)
 
 
 def reply(
@@ -94,14 +94,19 @@ class FakeClock:
 
     @property
     def pending(self) -> list[Millis]:
-        return [alarm.at for alarm in self.alarms if not alarm.cancelled]
+        """When those ring that have not, and will."""
+        return [alarm.at for alarm in self.alarms if not alarm.cancelled and not alarm.rung]
 
 
 class FakeAlarm:
     def __init__(self, at: Millis, callback: Callable[[], None]) -> None:
         self.at = at
-        self.ring = callback
-        self.cancelled = False
+        self._callback = callback
+        self.cancelled = self.rung = False
+
+    def ring(self) -> None:
+        self.rung = True
+        self._callback()
 
     def cancel(self) -> None:
         self.cancelled = True

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Protocol, TypeAlias
 
 from perdure.backoff import pauses
@@ -59,7 +60,10 @@ _MOST_SAVES = 200
 _MOST_SETTLES = 200
 _MOST_BYTES = 1024 * 1024
 """What one exchange carries of checkpoints (two for one that starts a run) and ends, at most, but always one: so no
-store is busy with it for long."""
+store is busy with it for long. The bytes are for both together."""
+
+_MOST_WATCHES = 200
+"""How many waits one exchange asks for that were asked for before: they take turns. New ones are asked for at once."""
 
 _Pending: TypeAlias = tuple[Save, asyncio.Future[Existed | None]]
 
@@ -89,6 +93,10 @@ class Pump:
         self._saves: list[_Pending] = []
         self._settles: list[Settle] = []
         self._watches: dict[tuple[int, str], Watch] = {}
+        """In the order of their turns."""
+        self._new_watches: dict[tuple[int, str], Watch] = {}
+        self._in_round = 0
+        """How many watches are left to ask for since something may have changed in the store."""
         self._told: dict[int, Told] = {}
         self._fires: list[Fire] = []
         self._firing = Firing()
@@ -128,10 +136,12 @@ class Pump:
         self._wake.set()
 
     def watch(self, watch: Watch) -> None:
-        """Asks with every exchange, the first one at once, until `unwatch`, whether a wait is true."""
-        if (watch.token, watch.wait.key) not in self._watches:
-            self._watches[watch.token, watch.wait.key] = watch
-            self.hint()
+        """Asks at once, and then with every exchange (of many watches some, by turns), until `unwatch`, whether a wait
+        is true."""
+        key = watch.token, watch.wait.key
+        if key not in self._watches and key not in self._new_watches:
+            self._new_watches[key] = watch
+            self.look()
 
     def tell(self, told: Told) -> None:
         """Has the progress of a run written, soon; of several words the last one."""
@@ -140,6 +150,7 @@ class Pump:
 
     def unwatch(self, token: int, key: str) -> None:
         self._watches.pop((token, key), None)
+        self._new_watches.pop((token, key), None)
 
     def hint(self) -> None:
         """Something may have changed in the store."""
@@ -246,10 +257,14 @@ class Pump:
         return max(0, self._free()) if self.claiming and not self.worn else 0
 
     def _collect(self) -> tuple[Exchange, list[_Pending]]:
-        saves, self._saves = _bounded(self._saves)
+        count, size = _fitting(((2 if save.starts else 1, _size(save)) for save, _ in self._saves), _MOST_SAVES)
+        saves, self._saves = self._saves[:count], self._saves[count:]
         settles: list[Settle] = []
         if not self._saves:  # a settle must not overtake a checkpoint of its run
-            settles, self._settles = self._settles[:_MOST_SETTLES], self._settles[_MOST_SETTLES:]
+            count, _ = _fitting(((1, len(settle.body or "")) for settle in self._settles), _MOST_SETTLES, size)
+            settles, self._settles = self._settles[:count], self._settles[count:]
+        if self._hinted or self._ask_all:
+            self._in_round = len(self._watches)
         self._hinted = self._look = False
         if self._saves or self._settles:
             self._wake.set()
@@ -260,7 +275,7 @@ class Pump:
             saves=[save for save, _ in saves],
             settles=settles,
             slots=self._room(),
-            watches=list(self._watches.values()),
+            watches=self._asked(),
             told=list(self._told.values()),
             fires=self._fires,
             after=self._last_queue,
@@ -270,6 +285,19 @@ class Pump:
         )
         self._told, self._fires, self._ask_all = {}, [], False
         return exchange, saves
+
+    def _asked(self) -> list[Watch]:
+        """The waits that the next exchange asks for: the new ones, and of the others those whose turn it is."""
+        turn = list(islice(self._watches, _MOST_WATCHES))
+        for key in turn:
+            self._watches[key] = self._watches.pop(key)
+        self._in_round -= len(turn)
+        if self._in_round > 0:
+            self._look_soon()
+        asked = [*map(self._watches.__getitem__, turn), *self._new_watches.values()]
+        self._watches |= self._new_watches
+        self._new_watches = {}
+        return asked
 
     def _all_owned(self, settles: list[Settle]) -> list[tuple[Ref, int]]:
         """What the store may believe to be this worker's: what runs, and what it has not been told the end of."""
@@ -427,18 +455,20 @@ class Pump:
         self.hint()
 
 
-def _bounded(saves: list[_Pending]) -> tuple[list[_Pending], list[_Pending]]:
-    """The part that one exchange carries, and the rest: a fan-out of thousands must not become one huge call."""
-    size = work = 0
-    for count, (save, _) in enumerate(saves):
-        size += len(save.checkpoint.body or "")
-        work += 1
-        if save.starts is not None:
-            size += len(save.starts.input)
-            work += 1
-        if count and (work > _MOST_SAVES or size > _MOST_BYTES):
-            return saves[:count], saves[count:]
-    return saves, []
+def _fitting(items: Iterable[tuple[int, int]], most: int, size: int = 0) -> tuple[int, int]:
+    """How many of these, each with the work and the bytes that it makes, go into one exchange that has `size` bytes
+    already, and the bytes that it has then: a fan-out of thousands must not become one huge call."""
+    count = work = 0
+    for effort, length in items:
+        work += effort
+        if (count or size) and (work > most or size + length > _MOST_BYTES):
+            break
+        count, size = count + 1, size + length
+    return count, size
+
+
+def _size(save: Save) -> int:
+    return len(save.checkpoint.body or "") + (len(save.starts.input) if save.starts is not None else 0)
 
 
 def _fail(future: asyncio.Future[Existed | None], error: BaseException) -> None:
