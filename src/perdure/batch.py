@@ -39,6 +39,7 @@ class BatchProgress:
 
     @property
     def left(self) -> int:
+        """How many of its runs have not ended."""
         return self.total - self.done
 
 

@@ -94,12 +94,15 @@ class Call(Coroutine[Any, Any, T]):
         raise PerdureError(f"{self.what}: wait() would block the event loop of this thread; use await instead")
 
     def send(self, value: Any, /) -> Any:
+        """Goes on, as a coroutine does: an event loop calls it, and people use `await`."""
         return self._driven().send(value)
 
     def throw(self, typ: Any, val: Any = None, tb: Any = None, /) -> Any:
+        """Raises an exception where it stands, as a coroutine does: for an event loop to call."""
         return self._driven().throw(typ if val is None else val)
 
     def close(self) -> None:
+        """Ends it where it stands; one that has not begun never does."""
         self._begun = True
         if self._work is not None:
             self._work.close()

@@ -32,6 +32,7 @@ class RunContext:
 
     @property
     def workflow(self) -> str:
+        """The name of its workflow."""
         return self._scope.execution.definition.name
 
     @property

@@ -280,22 +280,27 @@ class RunStatus:
 
     @property
     def id(self) -> str:
+        """The run's id."""
         return self.record.id
 
     @property
     def workflow(self) -> str:
+        """The name of its workflow."""
         return self.record.workflow
 
     @property
     def queue(self) -> str:
+        """The name of the queue that it is in."""
         return self.record.queue
 
     @property
     def state(self) -> State:
+        """What it is doing, or how it ended; see `State`."""
         return self.record.state
 
     @property
     def attempt(self) -> int:
+        """The number of its attempt, from 1: the one that is under way, was last, or is to come."""
         return self.record.attempt
 
     @property
@@ -305,6 +310,7 @@ class RunStatus:
 
     @property
     def labels(self) -> dict[str, str]:
+        """Its labels, by their names."""
         return self.record.labels
 
     @property
@@ -315,14 +321,17 @@ class RunStatus:
 
     @property
     def created_at(self) -> datetime:
+        """When it was started, in UTC and by the store's clock."""
         return moment(self.record.created_at)
 
     @property
     def started_at(self) -> datetime | None:
+        """When a worker first took it up, in UTC; None before that."""
         return None if self.record.started_at is None else moment(self.record.started_at)
 
     @property
     def finished_at(self) -> datetime | None:
+        """When it ended, in UTC; None before that."""
         return None if self.record.finished_at is None else moment(self.record.finished_at)
 
     @property
@@ -346,10 +355,12 @@ class Event:
 
     @property
     def key(self) -> str:
+        """What it is found by in its run: `charge#2` for the second call of the step `charge`."""
         return self.checkpoint.key
 
     @property
     def kind(self) -> str:
+        """`step`, `sleep`, `signal`, `child`, `result` (of another run) or `send` (to another run)."""
         return self.checkpoint.kind
 
     @property
@@ -359,14 +370,17 @@ class Event:
 
     @property
     def attempts(self) -> int:
+        """How many attempts a step has had, from 1."""
         return self.checkpoint.attempts
 
     @property
     def started_at(self) -> datetime:
+        """When it began, in UTC and by the store's clock; of a step that was tried again, its last attempt."""
         return moment(self.checkpoint.started_at)
 
     @property
     def saved_at(self) -> datetime:
+        """When it was last kept, in UTC."""
         return moment(self.checkpoint.saved_at)
 
     @property
@@ -377,6 +391,7 @@ class Event:
 
     @property
     def error(self) -> ErrorInfo | None:
+        """The error of what failed, or of the last attempt of a step that is to be tried again; None for the rest."""
         body = self.checkpoint.body
         return decode_failure(body) if body is not None and self.checkpoint.outcome != "ok" else None
 

@@ -54,10 +54,12 @@ class ScheduleStatus:
 
     @property
     def name(self) -> str:
+        """The name that it was declared or added under."""
         return self.record.schedule.name
 
     @property
     def paused(self) -> bool:
+        """Whether it starts nothing until it is resumed."""
         return self.record.paused
 
     @property

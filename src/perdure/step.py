@@ -42,6 +42,7 @@ class Step(Generic[P, R]):
 
     @property
     def name(self) -> str:
+        """What its checkpoints are found by: that of the function, or what `name=` says."""
         return self.definition.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:

@@ -50,6 +50,7 @@ class Workflow(Generic[P, R]):
 
     @property
     def name(self) -> str:
+        """What its runs are kept under: that of the function, or what `name=` says."""
         return self.definition.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:

@@ -58,6 +58,7 @@ class VirtualClock:
         return self._now
 
     def call_at(self, at: Millis, callback: Callable[[], None]) -> Alarm:
+        """Has `callback` called when the clock gets to `at`, in milliseconds since the epoch; soon if it has."""
         self._made += 1
         alarm = VirtualAlarm(at, self._made, callback)
         heapq.heappush(self._alarms, alarm)
