@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 
@@ -35,3 +36,29 @@ async def test_a_run_that_has_ended_leaves_nothing_to_the_garbage_collector() ->
             assert [execution() for execution in seen] == [None]
     finally:
         gc.enable()
+
+
+async def test_a_task_of_its_own_ends_with_the_run_though_it_called_nothing() -> None:
+    app = App("sqlite:///:memory:")
+    tasks: list[asyncio.Task[None]] = []
+
+    @step
+    async def note() -> None: ...
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(0.01)
+
+    @app.workflow
+    async def flow(*, calls: bool) -> None:
+        tasks.append(asyncio.create_task(beat()))
+        await asyncio.sleep(0)
+        if calls:
+            await note()
+
+    async with app, app.worker():
+        for calls in (False, True):
+            await (await flow.start(calls=calls)).result()
+            async with asyncio.timeout(10):
+                await asyncio.wait(tasks)
+            assert [task.cancelled() for task in tasks] == [True] * len(tasks)

@@ -202,7 +202,7 @@ class Execution:
     def _close(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        for task in self.tasks:
+        for task in (*self.tasks, *self._adopted):
             task.cancel()
         self._end_waits()
         self.runtime.finished(self)
