@@ -32,6 +32,8 @@ class Waits:
         self._pending: dict[str, tuple[Wait, asyncio.Future[Seen | None]]] = {}
         self._endless: dict[str, asyncio.Future[None]] = {}
         self._unwatched: dict[str, Wait] = {}
+        self._late: set[str] = set()
+        """The keys of those whose time is over, and of which the store is asked whether they came true before."""
         self._look: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def __bool__(self) -> bool:
@@ -48,7 +50,7 @@ class Waits:
         self._pending[wait.key] = (wait, future)
         alarm = None
         if wait.at is not None:
-            alarm = self._execution.runtime.clock.call_at(wait.at, lambda: _ring(future))
+            alarm = self._execution.runtime.clock.call_at(wait.at, lambda: self._ring(wait, future))
         if wait.what is not WaitFor.TIMER:
             self._unwatched[wait.key] = wait
         self.consider_parking()
@@ -62,6 +64,7 @@ class Waits:
         finally:
             del self._pending[wait.key]
             self._unwatched.pop(wait.key, None)
+            self._late.discard(wait.key)
             self._execution.runtime.pump.unwatch(self._execution.token, wait.key)
             if alarm is not None:
                 alarm.cancel()
@@ -104,7 +107,8 @@ class Waits:
             self._watch_all()
 
     def _may_park(self) -> bool:
-        return bool(self._pending or self._endless) and not self._execution.active and not self._execution.ending
+        execution = self._execution
+        return bool(self._pending or self._endless) and not (self._late or execution.active or execution.ending)
 
     def _stop_looking(self) -> None:
         if self._look is not None:
@@ -151,6 +155,16 @@ class Waits:
             self._unwatched.clear()
 
 
-def _ring(future: asyncio.Future[Seen | None]) -> None:
-    if not future.done():
-        future.set_result(None)
+    def _ring(self, wait: Wait, future: asyncio.Future[Seen | None]) -> None:
+        """The time of a wait is over. Of what only the store knows it is asked once more: a wake-up may have been lost,
+        and that must make things late, but not others."""
+        if future.done() or self._execution.over:
+            return
+        if wait.what is WaitFor.TIMER:
+            future.set_result(None)
+            return
+        execution = self._execution
+        self._late.add(wait.key)
+        self._unwatched.pop(wait.key, None)
+        execution.runtime.pump.unwatch(execution.token, wait.key)  # so that it is asked for as a new one, at once
+        execution.runtime.pump.watch(Watch(execution.claim.ref, execution.token, wait))
