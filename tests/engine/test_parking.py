@@ -33,7 +33,7 @@ class Watching:
             over=False,
             cancelling=None,
             inbox=Inbox(claim(), cast(Any, None)),
-            all_tasks=lambda: set[Any](),
+            all_tasks=set[Any],
             park=self.park,
         )
         self.waits = Waits(self.execution)

@@ -65,6 +65,7 @@ class Execution:
         self.claim = claim
         self.definition = definition
         self.ref, self.token = claim.ref, claim.token
+        self._claimed_at = runtime.clock.now()
         self.history = History(claim, runtime.store)
         self.missing = frozenset(claim.missing)
         self.tasks: dict[asyncio.Task[Any], None] = {}
@@ -532,6 +533,10 @@ class Execution:
         await self.check()
         self.progressed = True
         return seen
+
+    def may_come(self, at: Millis | None) -> bool:
+        """Whether something may have come in time of which the claim does not know, for a wait that ends at `at`."""
+        return at is None or at > self._claimed_at
 
     def saw(self, seen: Seen) -> None:
         """A watched wait is true."""

@@ -154,7 +154,6 @@ class Waits:
                 execution.runtime.pump.watch(Watch(execution.claim.ref, execution.token, wait))
             self._unwatched.clear()
 
-
     def _ring(self, wait: Wait, future: asyncio.Future[Seen | None]) -> None:
         """The time of a wait is over. Of what only the store knows it is asked once more: a wake-up may have been lost,
         and that must make things late, but not others."""

@@ -71,7 +71,7 @@ async def signal_for(execution: Execution, key: str, name: str, decoder: Decoder
             # After the outcomes that are kept: one of these may be why the code cancels this wait, as it did before.
             await execution.replay(execution.now(), NEW)
         arrived = await execution.inbox.take(name)
-    if arrived is None and (at is None or at > execution.now()):
+    if arrived is None and (saved is None or execution.may_come(at)):
         if saved is None:
             execution.save_soon(Checkpoint(key, Kind.SIGNAL, Outcome.OPEN, at=at, started_at=began))
         seen = await execution.wait(Wait(key, WaitFor.SIGNAL, name, at))
@@ -197,7 +197,7 @@ async def result_of(
     began = execution.now() if saved is None else saved.started_at
     at = saved.at if saved is not None else None if timeout is None else began + timeout
     ended, missing = execution.ended.get(run_id), key in execution.missing
-    if ended is None and not missing and (at is None or at > execution.now()):
+    if ended is None and not missing and (saved is None or execution.may_come(at)):
         if saved is None:
             await _check_group_of(execution, run_id)
             execution.save_soon(Checkpoint(key, Kind.RESULT, Outcome.OPEN, at=at, started_at=began))

@@ -299,6 +299,45 @@ async def test_a_wait_for_a_signal_gives_up_in_time(play: Play) -> None:
         assert [await timely.result(), await late.result()] == ["here", "too late"]
 
 
+async def test_a_wait_of_no_time_sees_what_has_come_since_the_run_began(play: Play) -> None:
+    app, gate, looks = new_app(), Gate(), list[str]()
+
+    @app.workflow
+    async def other() -> str:
+        return "done"
+
+    @step
+    async def work() -> None:
+        await gate.pass_through()
+
+    async def look(id: str) -> None:
+        try:
+            looks.append(await wait_signal("go", str, timeout=0))
+        except SignalTimedOut:
+            looks.append("nothing")
+        try:
+            looks.append(await app.run(id).result(timeout=0))
+        except TimeoutError:
+            looks.append("goes on")
+
+    @app.workflow
+    async def flow(id: str) -> None:
+        await look(id)
+        await work()
+        await look(id)
+
+    async with play(app) as sandbox:
+        await other.options(id="late", delay=60).start()
+        run = await flow.start("late")
+        await gate.reached()
+        await run.signal("go", "now")
+        await sandbox.advance(seconds=60, settle=False)
+        await app.run("late").result(timeout=20)
+        gate.open()
+        await run.result(timeout=20)
+        assert looks == ["nothing", "goes on", "now", "done"]
+
+
 async def test_a_signal_to_a_run_that_ended_is_refused(play: Play) -> None:
     app = new_app()
 
