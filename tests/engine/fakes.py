@@ -204,6 +204,7 @@ class FakeExecution:
     over = False
 
     def __init__(self) -> None:
+        self.over = False
         self.names: list[str] = []
         self.tracked: list[asyncio.Task[Any]] = []
 
