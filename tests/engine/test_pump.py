@@ -185,7 +185,6 @@ async def test_new_watches_are_asked_for_at_once_and_the_others_by_turns(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_WATCHES", 4)
-    monkeypatch.setattr(module, "_UNHURRIED", 0.0)
 
     def asked(exchange: Exchange) -> list[int]:
         return [int(each.wait.target) for each in exchange.watches]
@@ -198,12 +197,21 @@ async def test_new_watches_are_asked_for_at_once_and_the_others_by_turns(
     bench.pump.watch(watch(3))
     assert asked(await bench.store.number(3)) == [0, 1, 2, 3, 10]
     await turns()
-    assert len(bench.store.exchanges) == 3
+    assert len(bench.store.exchanges) == 3 and bench.pump._looking is None
     bench.pump.unwatch(1, "signal:4")
     bench.pump.hint()  # all of them are asked for then, in some exchanges
     await bench.store.number(6)
     await turns()
+    assert bench.pump._looking is None
     assert [asked(each) for each in bench.store.exchanges[3:]] == [[5, 6, 7, 8], [9, 0, 1, 2], [3, 10, 5, 6]]
+    bench.pump.hint()
+    await bench.store.number(7)
+    for number in range(11):
+        bench.pump.unwatch(1, f"signal:{number}")
+    await bench.store.number(8)
+    await turns()
+    assert [len(each.watches) for each in bench.store.exchanges[6:]] == [4, 0]
+    assert bench.pump._looking is None
 
 
 async def test_a_hint_is_followed_when_there_is_room(bench: Bench) -> None:

@@ -291,7 +291,7 @@ class Pump:
         turn = list(islice(self._watches, _MOST_WATCHES))
         for key in turn:
             self._watches[key] = self._watches.pop(key)
-        self._in_round -= len(turn)
+        self._in_round = min(self._in_round, len(self._watches)) - len(turn)
         if self._in_round > 0:
             self._look_soon()
         asked = [*map(self._watches.__getitem__, turn), *self._new_watches.values()]
