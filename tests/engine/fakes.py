@@ -201,8 +201,6 @@ def as_store(fake: Any) -> Store:
 class FakeExecution:
     """What a scope needs of an execution."""
 
-    over = False
-
     def __init__(self) -> None:
         self.over = False
         self.names: list[str] = []

@@ -204,7 +204,8 @@ class Execution:
         if self._deadline is not None:
             self._deadline.cancel()
         for task in (*self.tasks, *self._adopted):
-            task.cancel()
+            if not task.cancelling():  # or it cleans up, and would be interrupted
+                task.cancel()
         self._end_waits()
         self.runtime.finished(self)
         leave(self)

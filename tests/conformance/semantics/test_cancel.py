@@ -389,9 +389,10 @@ async def test_a_child_may_have_a_deadline_of_its_own(play: Play) -> None:
         assert await run.result() == "perdure.errors:DeadlineExceeded"
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 4])
-async def test_groups_clean_up_whole_when_the_run_is_cancelled(play: Play, depth: int) -> None:
-    app, gate, cleaned = new_app(), Gate(), list[int]()
+async def test_groups_clean_up_whole_when_the_run_is_cancelled(play: Play, depth: int, alone: bool) -> None:
+    app, gate, cleaned, all_cleaned = new_app(), Gate(), list[int](), asyncio.Event()
 
     @step
     async def work() -> None:
@@ -404,6 +405,8 @@ async def test_groups_clean_up_whole_when_the_run_is_cancelled(play: Play, depth
             for _ in range(30):
                 await asyncio.sleep(0)
             cleaned.append(number)
+            if len(cleaned) == 4 * depth:
+                all_cleaned.set()
 
     async def branch(left: int) -> None:
         async with asyncio.TaskGroup() as group:
@@ -414,7 +417,10 @@ async def test_groups_clean_up_whole_when_the_run_is_cancelled(play: Play, depth
 
     @app.workflow
     async def flow() -> None:
-        await branch(depth)
+        if alone:  # in a task that nothing cancels but the run
+            await asyncio.shield(asyncio.create_task(branch(depth)))
+        else:
+            await branch(depth)
 
     async with play(app):
         run = await flow.start()
@@ -422,4 +428,6 @@ async def test_groups_clean_up_whole_when_the_run_is_cancelled(play: Play, depth
         await run.cancel()
         with pytest.raises(RunCancelled):
             await run.result(timeout=20)
+        async with asyncio.timeout(10):
+            await all_cleaned.wait()
         assert sorted(cleaned) == sorted([*range(4)] * depth)
