@@ -69,8 +69,8 @@ class Execution:
         self.history = History(claim, runtime.store)
         self.missing = frozenset(claim.missing)
         self.tasks: dict[asyncio.Task[Any], None] = {}
-        """Tasks of the user's own making that called a step or a wait, in the order in which they first did."""
-        self._adopted: set[asyncio.Task[Any]] = set()
+        """Tasks of the user's own making that called a step or a wait."""
+        self._adopted: dict[asyncio.Task[Any], None] = {}
         self.cancelling = claim.cancelling
         self.over = False
         """Nothing that this execution says counts any more: it is parked, lost, handed back or settled."""
@@ -203,9 +203,7 @@ class Execution:
     def _close(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        for task in (*self.tasks, *self._adopted):
-            if not task.cancelling():  # or it cleans up, and would be interrupted
-                task.cancel()
+        self._cancel_others()
         self._end_waits()
         self.runtime.finished(self)
         leave(self)
@@ -236,14 +234,14 @@ class Execution:
         reason = None if self.cancelling is None else self.cancelling.reason
         self._delivered = True
         self.task.cancel(reason)
-        self._cancel_others(reason, _TURNS_OF_CANCELLING, len(self.tasks))
+        self._cancel_others(reason)
 
-    def _cancel_others(self, reason: str | None, turns: int, left: int) -> None:
+    def _cancel_others(self, reason: str | None = None, turns: int = _TURNS_OF_CANCELLING, left: int = 0) -> None:
         """Cancels the tasks that nobody else does. Groups and the like cancel what they wait for, one level in a turn
-        or two, and a task that is cancelled once more is interrupted in its cleaning up: so one is cancelled from here
-        when for some turns no other one has been, and the others get as many turns again."""
-        uncancelled = [task for task in self.tasks if not task.done() and not task.cancelling()]
-        if not uncancelled or self.over:
+        or two, and a task that is cancelled once more is interrupted in its cleaning up: so one is cancelled from here,
+        the oldest, when for some turns no other one has been, and the others get as many turns again."""
+        uncancelled = [each for each in {**self._adopted, **self.tasks} if not (each.done() or each.cancelling())]
+        if not uncancelled:
             return
         if len(uncancelled) < left:
             turns = _TURNS_OF_CANCELLING
@@ -306,8 +304,11 @@ class Execution:
     def adopt(self, task: asyncio.Task[Any]) -> None:
         """Learns of a task that the workflow's code has made, to know whether it is at something."""
         if not task.done():
-            self._adopted.add(task)
-            task.add_done_callback(self._adopted.discard)
+            self._adopted[task] = None
+            task.add_done_callback(self._disown)
+
+    def _disown(self, task: asyncio.Task[Any]) -> None:
+        self._adopted.pop(task, None)
 
     def track(self, task: asyncio.Task[Any] | None) -> None:
         """Learns of a task of the user's own making, so that it ends with the run. (Of one that is over, code is closed
