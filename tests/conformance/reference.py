@@ -176,6 +176,7 @@ class Reference(Runs):
                 continue
             run.checkpoints.pop(save.checkpoint.key, None)
             run.checkpoints[save.checkpoint.key] = save.checkpoint
+            run.shown.cut_off = False
             if save.checkpoint.outcome != Outcome.OPEN:
                 run.shown.crashes = 0
             if save.consumes is not None:
@@ -210,9 +211,12 @@ class Reference(Runs):
         now = self.clock.now()
         if settle.to in ENDS:
             self._end(run, ENDS[settle.to], settle.body)
-        elif run.shown.cancelling or settle.to == To.RELEASE:
+            return
+        if run.shown.cancelling or settle.to == To.RELEASE:
             self._queue(run)
-        elif settle.to == To.RETRY:
+            return
+        run.shown.cut_off = False
+        if settle.to == To.RETRY:
             run.shown.attempt += 1
             self._clear_errors(run)
             if settle.delay:

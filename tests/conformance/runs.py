@@ -174,7 +174,6 @@ class Runs:
 
     def _release(self, run: Run) -> None:
         run.owner = run.token = run.shown.worker = None
-        run.shown.cut_off = False
 
     def _queue(self, run: Run) -> None:
         self._go(run, State.QUEUED)

@@ -412,5 +412,5 @@ class Store(Protocol):
         ...
 
     async def retire(self, worker: int) -> None:
-        """Ends an incarnation in good order: what it still owns is released, not counted."""
+        """Ends an incarnation in good order: what it still owns is released, not counted, as with `To.RELEASE`."""
         ...

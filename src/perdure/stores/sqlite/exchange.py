@@ -211,9 +211,11 @@ def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bo
     if consumed:
         transaction.change(_SQL["consume"], {"consumed": encode(consumed)})
     crashed = head.having(_CRASHED)
-    progressed = [save.ref for save in kept if save.token in crashed and save.checkpoint.outcome != "open"]
-    if progressed:
-        transaction.change(_SQL["progress"], {"runs": encode(progressed)})
+    after_crash = [save for save in kept if save.token in crashed]
+    if after_crash:
+        progressed = [save.ref for save in after_crash if save.checkpoint.outcome != "open"]
+        params = {"runs": encode([save.ref for save in after_crash]), "progressed": encode(progressed)}
+        transaction.change(_SQL["progress"], params)
     return len(existed) < len(started), existed
 
 

@@ -51,7 +51,7 @@ BEGIN
             wake_at = CASE WHEN t.to = 'park' THEN t.at WHEN t.to = 'retry' AND t.delay > 0 THEN _now + t.delay END,
             attempt = CASE t.to WHEN 'retry' THEN l.attempt + 1 WHEN 'continue' THEN 1 ELSE l.attempt END,
             crashes = CASE WHEN t.to = 'continue' THEN 0 ELSE l.crashes END,
-            cut_off = false, worker = NULL, settled = t.token,
+            cut_off = l.cut_off AND t.to = 'release', worker = NULL, settled = t.token,
             error = CASE WHEN t.to = 'retry' THEN t.body WHEN t.to = 'release' THEN l.error END,
             ties = CASE WHEN t.to = 'park' THEN l.ties | 64 WHEN t.to = 'release' THEN l.ties ELSE l.ties & ~64 END,
             slot = CASE
@@ -384,7 +384,7 @@ BEGIN
         WITH named AS MATERIALIZED (
             SELECT
                 e.ref, e.token, e.key, coalesce(e.kind, 'step') AS kind, coalesce(e.outcome, 'ok') AS outcome, e.body,
-                coalesce(e.attempts, 1) AS attempts, e.digest, e.at, e.begun, e.place, l.crashes
+                coalesce(e.attempts, 1) AS attempts, e.digest, e.at, e.begun, e.place, l.crashes, l.cut_off
             FROM unnest(
                 _save_refs, _save_tokens, _save_keys, _save_kinds, _save_outcomes, _save_bodies, _save_attempts,
                 _save_digests, _save_ats, _save_begun
@@ -405,12 +405,16 @@ BEGIN
                 attempts = excluded.attempts, digest = excluded.digest, at = excluded.at,
                 started_at = excluded.started_at, saved_at = excluded.saved_at, body = excluded.body
         )
-        SELECT count(*) AS rows, array_agg(n.ref) FILTER (WHERE n.crashes > 0 AND n.outcome <> 'open') AS progressed
+        SELECT
+            count(*) AS rows, array_agg(n.ref) FILTER (WHERE n.crashes > 0 AND n.outcome <> 'open') AS progressed,
+            array_agg(n.ref) FILTER (WHERE n.cut_off) AS cut_off
         INTO _kept
         FROM named AS n;
         _odd := _kept.rows < cardinality(_save_refs);
-        IF _kept.progressed IS NOT NULL THEN
-            UPDATE live AS l SET crashes = 0 WHERE l.seq = ANY (_kept.progressed);
+        IF _kept.progressed IS NOT NULL OR _kept.cut_off IS NOT NULL THEN
+            UPDATE live AS l SET
+                cut_off = false, crashes = CASE WHEN l.seq = ANY (_kept.progressed) THEN 0 ELSE l.crashes END
+            WHERE l.seq = ANY (_kept.progressed || _kept.cut_off);
         END IF;
         IF _save_consumes IS NOT NULL THEN
             -- At 0 they give back what they had taken.

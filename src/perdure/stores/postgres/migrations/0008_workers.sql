@@ -183,7 +183,7 @@ BEGIN
     PERFORM 1 FROM worker AS w WHERE w.id = _worker FOR UPDATE;
     WITH moved AS (
         UPDATE live AS l SET
-            state = 'queued', worker = NULL, token = NULL, cut_off = false,
+            state = 'queued', worker = NULL, token = NULL,
             settled = coalesce(l.settled, 0), -- No token: it has begun, and may have checkpoints (see is_particular).
             held = CASE WHEN l.session IS NOT NULL THEN 'session' END,
             seat = CASE WHEN l.session IS NOT NULL THEN 2 END

@@ -139,7 +139,10 @@ function settle_all(settles)
         local at = run.settle
         local s, to, body = change(run), settles[at + 3], settles[at + 4]
         of_sessions = of_sessions or run.fact.session ~= nil
-        s.settled_by, s.settled, s.cut = settles[at + 1], settles[at + 2], nil
+        s.settled_by, s.settled = settles[at + 1], settles[at + 2]
+        if to ~= 'release' and not s.why then
+            s.cut = nil
+        end
         if FINAL[to] then
             finish(run, to, body, to == 'failed' and settles[at + 5] or nil, finished + run.finish)
         elseif s.why then

@@ -73,7 +73,6 @@ end
 function chore_kinds.retire(number)
     local owned, all = owned_runs(number, steps + 1)
     for _, run in ipairs(owned) do
-        change(run).cut = nil
         move(run, 'queued')
         tell('work')
         tell('status')
@@ -160,8 +159,8 @@ function chore_kinds.take_back(number, judged)
             else
                 move(run, 'queued')
             end
+            s.cut = true
         end
-        s.cut = true
     end
     if #owned > 0 then
         tell('work')

@@ -85,7 +85,7 @@ WHERE run.seq = e.seq;
 
 -- name: hand_back
 -- Releases all that an incarnation owns, without counting. Uses run_owned.
-UPDATE run SET state = 'queued', worker = NULL, token = NULL, cut_off = 0
+UPDATE run SET state = 'queued', worker = NULL, token = NULL
 WHERE seq IN (SELECT seq FROM run INDEXED BY run_owned WHERE worker = :worker AND state = 'running');
 
 -- name: forget
