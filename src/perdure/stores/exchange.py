@@ -54,7 +54,8 @@ class Settle(Struct, omit_defaults=True, gc=False):
     """The end of a claim. `body` is the result, the error (failed, cancelled, retry) or the new input (continue).
 
     A run that is being cancelled is not parked, retried or continued: it becomes `queued` (and is claimed again with
-    `cancelling` set) instead of `waiting` or `scheduled`.
+    `cancelling` set) instead of `waiting` or `scheduled`. It ends at once where nobody may claim it (see
+    `perdure.blame`): as cancelled, or as failed where that is for its deadline.
     """
 
     ref: Ref

@@ -219,6 +219,45 @@ BEGIN
     RETURN cardinality(_runs);
 END $$;
 
+-- Of runs that came back while they are being cancelled, ends those that nobody may claim, to have their code clean up:
+-- what a pause or its group keeps, and one that is pinned to a version where only others are served. A worker that is
+-- leaving claims nothing any more. Uses primary keys; walks the workers, which are few, for a run that is pinned. Error
+-- and cause of those whose deadline passed are told by the caller.
+CREATE FUNCTION end_held(_now bigint, _runs bigint[], _leaving bigint, _overdue text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _held record;
+BEGIN
+    SELECT
+        array_agg(l.seq ORDER BY l.seq) FILTER (WHERE l.overdue) AS late,
+        array_agg(l.seq ORDER BY l.seq) FILTER (WHERE NOT l.overdue) AS stopped,
+        array_agg(to_json(l.cancelling)::text ORDER BY l.seq) FILTER (WHERE NOT l.overdue) AS reasons
+    INTO _held
+    FROM live AS l JOIN lane AS a ON a.id = l.lane
+    WHERE l.seq = ANY (_runs)
+        AND l.state = 'queued'
+        AND l.cancelling IS NOT NULL
+        AND (
+            l.held IN ('group', 'paused')
+            OR cardinality(unpaused(ARRAY[l.lane])) = 0
+            OR (
+                a.version <> ''
+                AND EXISTS (
+                    SELECT 1 FROM worker AS w
+                    WHERE w.id IS DISTINCT FROM _leaving AND a.queue = ANY (w.queues) AND a.workflow = ANY (w.workflows)
+                )
+                AND NOT EXISTS (
+                    SELECT 1 FROM worker AS w WHERE w.id IS DISTINCT FROM _leaving AND l.lane = ANY (served(w.id))
+                )
+            )
+        );
+    IF _held.late IS NOT NULL THEN
+        PERFORM finish(_now, _held.late, 'failed', ARRAY[_overdue[1]], _overdue[2]);
+    END IF;
+    IF _held.stopped IS NOT NULL THEN
+        PERFORM finish(_now, _held.stopped, 'cancelled', _held.reasons, NULL);
+    END IF;
+END $$;
+
 INSERT INTO migration (version, name, oldest) VALUES (4, '0004_ending', 1);
 
 COMMIT;

@@ -20,12 +20,12 @@ CREATE FUNCTION refused(_refs bigint[], _tokens bigint[], _settling bigint[]) RE
         AND (coalesce(l.settled, d.settled) = e.token AND e.token = ANY (_settling)) IS NOT TRUE
 $$;
 
--- Settles that do not end their runs. A run that is being cancelled is released instead. Returns whether runs became
+-- Settles that do not end their runs. A run that is being cancelled is released instead, or ended (see end_held). Returns whether runs became
 -- ready, and how many were settled. Locks those for whose end runs wait, as they would be locked to end them, so that
 -- an end that is under way is not missed. Uses primary keys, signal_named and the unique index of run ids.
 CREATE FUNCTION move_on(
     _now bigint, _refs bigint[], _tokens bigint[], _tos text[], _bodies text[], _delays bigint[], _ats bigint[],
-    _waits jsonb, OUT moved integer, OUT ready boolean
+    _waits jsonb, _leaving bigint, _overdue text[], OUT moved integer, OUT ready boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _moved record;
@@ -65,13 +65,14 @@ BEGIN
             END
         FROM told AS t
         WHERE l.seq = t.ref
-        RETURNING l.seq, t.to, l.state, l.grp, l.session, t.begun
+        RETURNING l.seq, t.to, l.state, l.grp, l.session, t.begun, l.cancelling
     )
     SELECT
         count(*)::integer AS runs,
         array_agg(seq) FILTER (WHERE changed.to = 'park') AS parked,
         array_agg(seq) FILTER (WHERE changed.to = 'retry') AS retried,
         array_agg(seq) FILTER (WHERE changed.to = 'continue') AS continued,
+        array_agg(seq) FILTER (WHERE cancelling IS NOT NULL) AS stopping,
         array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
         array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions,
         bool_or(state = 'queued') AS queued
@@ -132,6 +133,9 @@ BEGIN
     END IF;
     IF _moved.sessions IS NOT NULL THEN
         PERFORM reseat(_now, _moved.sessions);
+    END IF;
+    IF _moved.stopping IS NOT NULL THEN
+        PERFORM end_held(_now, _moved.stopping, _leaving, _overdue);
     END IF;
 END $$;
 
@@ -499,7 +503,8 @@ BEGIN
     IF _move_refs IS NOT NULL THEN
         SELECT m.moved, m.ready INTO _kept
         FROM move_on(
-            now, _move_refs, _move_tokens, _move_tos, _move_bodies, _move_delays, _move_ats, _move_waits
+            now, _move_refs, _move_tokens, _move_tos, _move_bodies, _move_delays, _move_ats, _move_waits,
+            CASE WHEN _draining THEN _worker END, _overdue
         ) AS m;
         _odd := _odd OR _kept.moved < cardinality(_move_refs);
         _ready := _ready OR _kept.ready OR _head.limited;

@@ -83,6 +83,11 @@ FROM (
 ) AS e
 WHERE run.seq = e.seq;
 
+-- name: stopping
+-- The runs of an incarnation that are being cancelled. Uses run_cancelling.
+SELECT json_group_array(seq) FROM run INDEXED BY run_cancelling
+WHERE worker = :worker AND state = 'running' AND cancelling IS NOT NULL;
+
 -- name: hand_back
 -- Releases all that an incarnation owns, without counting. Uses run_owned.
 UPDATE run SET state = 'queued', worker = NULL, token = NULL
