@@ -65,7 +65,7 @@ END $$;
 CREATE FUNCTION next_of_schedules(_now bigint, _schedules text[]) RETURNS integer LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM lock_schedule(e) FROM unnest(_schedules) AS e;
-    RETURN queue_up(_now, ARRAY(
+    RETURN let_begin(_now, ARRAY(
         SELECT f.seq FROM unnest(_schedules) AS s (name)
         CROSS JOIN LATERAL (
             SELECT l.seq, l.state FROM live AS l WHERE l.schedule = s.name ORDER BY l.seq LIMIT 1

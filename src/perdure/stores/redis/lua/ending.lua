@@ -80,13 +80,20 @@ function chore_kinds.leave(_, chore)
     return not parts[1]
 end
 
--- Queues a run that is parked. What it was parked for stays with it until its next settle: the claim tells of it.
+-- Queues a run that is parked. What it was parked for stays with it until its next settle: the claim tells of it. One that
+-- waited behind others to begin may have a delay that runs still, and its time counts from when it may.
 function wake(run)
-    if run.s.state == 'waiting' then
-        move(run, 'queued')
-        return true
+    local s = run.s
+    if s.state ~= 'waiting' then
+        return false
     end
-    return false
+    local due = s.later and s.later > now and s.later or nil
+    if s.timeout then
+        set_deadline(run, (due or now) + s.timeout)
+    end
+    s.later, s.timeout = nil, nil
+    move(run, due and 'scheduled' or 'queued', due)
+    return true
 end
 
 function chore_kinds.wake(id)

@@ -83,8 +83,8 @@ DELETE FROM checkpoint WHERE run = :run AND position >= :position;
 -- name: again
 -- Queues runs that ended once more. Uses the primary key.
 UPDATE run SET
-    state = 'queued', attempt = attempt + 1, crashes = 0, cut_off = 0, deadline = NULL, cancelling = NULL,
-    finished_at = NULL, finish = NULL
+    state = 'queued', attempt = attempt + 1, crashes = 0, cut_off = 0, deadline = NULL, due = NULL,
+    timeout = NULL, cancelling = NULL, finished_at = NULL, finish = NULL
 WHERE seq IN (SELECT value FROM json_each(:runs));
 
 -- name: drop_outcomes
