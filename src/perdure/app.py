@@ -148,7 +148,8 @@ class App:
         - `queue`, `priority` (lower numbers first): where its runs wait for a worker, unless a start says otherwise.
         - `retry`: what to do when the function raises; without it the first exception ends the run as failed. What
           its steps have kept stays kept; what failed is tried again.
-        - `timeout`: seconds or a timedelta in which a run must end; then it fails with `DeadlineExceeded`.
+        - `timeout`: seconds or a timedelta in which a run must end, from the time that it may start (see
+          `options`); then it fails with `DeadlineExceeded`.
         - `max_crashes`: how often in a row, without a step's progress, a run may take its worker's process with it
           before it ends as failed.
         - `version`: pins the runs that this code starts to workers that serve that version; `accepts` names others

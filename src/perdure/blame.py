@@ -44,6 +44,11 @@ def judge(
     claimed last comes back first and the others stay away, so that next time they don't go down together. (A long run
     beside one that dies early would else collect as many crashes as the culprit.) From the second crash on a blamed run
     backs off for up to `crash_backoff`; one that is being cancelled does not: whoever claims it next ends it.
+
+    (That next one has its code clean up. Where nobody may claim it when it comes back, after a crash as from a worker
+    that hands it back, the store ends it at once: while its queue, workflow, group or the store is paused, while its
+    group has more runs than its limit, and when it is pinned to a version which no live worker serves while workers of
+    other versions live.)
     """
     most: dict[int, int] = defaultdict(int)
     for suspect in suspects:

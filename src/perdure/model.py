@@ -121,7 +121,7 @@ class Start(Struct, omit_defaults=True):
     at: Millis | None = None
     delay: Millis | None = None
     timeout: Millis | None = None
-    """From its start by the client (or its due time, when delayed) until it must have ended."""
+    """From when it is due, and what it was made to wait for (a batch, earlier runs) is over, until its end."""
     max_crashes: int = 5
     parent: str | None = None
     version: str = ""

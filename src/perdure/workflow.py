@@ -119,7 +119,9 @@ class Workflow(Generic[P, R]):
         - `priority`: lower numbers run first.
         - `delay` (seconds or a timedelta) or `at` (an aware datetime): not before then.
         - `timeout`: seconds or a timedelta, from the time that it may start, in which the run must end; then it is
-          cancelled and fails with `DeadlineExceeded`.
+          cancelled and fails with `DeadlineExceeded`. It may start when its delay is over, the callback of a batch when
+          that is done, and a run of a schedule that waits for the one before it when that has ended. From then on the
+          time runs, also while the run waits for a worker, for its turn in its group, or in a paused queue.
         - `group`: runs of one group and queue go one after the other, in order (or as many at a time as the workflow's
           `group_limit` or the stored limit says); groups take turns.
         - `session`: ties the run to the worker that holds something for that session; the first one that takes a run

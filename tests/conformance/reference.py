@@ -57,17 +57,30 @@ class Reference(Runs):
 
     def take_back(self, workers: Iterable[int], chosen: dict[str, RunRecord]) -> int:
         """Reclaims what these own; `chosen` shows how long the store keeps each of the runs away."""
-        taken = 0
+        taken: list[Run] = []
         for number in list(workers):
             del self.workers[number]
             runs = self.owned(number)
-            taken += len(runs)
+            taken += runs
             most = max((run.shown.crashes for run in runs), default=0)
             blamed = [run for run in runs if run.shown.crashes == most]
             for run in runs:
                 self._crash(run, len(blamed) if run in blamed else 0, chosen[run.id])
             self.turns.leave(number)
-        return taken
+        # Which of a group are over its limit depends on the order in which their workers are found.
+        self._end_held(
+            [run for run in taken if run.slot is None or self.turns.paused(run) or chosen[run.id].state.final]
+        )
+        return len(taken)
+
+    def _end_held(self, runs: list[Run]) -> None:
+        """Ends those of runs that came back while they are being cancelled, where nobody may claim them."""
+        back = [run for run in runs if run.shown.state == State.QUEUED and run.shown.cancelling is not None]
+        for run in [each for each in back if self.turns.held(each)]:
+            if run.overdue:
+                self._end(run, State.FAILED, deadline_exceeded())
+            else:
+                self._end(run, State.CANCELLED, None)
 
     def _crash(self, run: Run, blamed: int, chosen: RunRecord) -> None:
         """`blamed` is how many runs share the blame with this one; 0 when it has none."""
@@ -90,10 +103,12 @@ class Reference(Runs):
 
     def retire(self, worker: int) -> None:
         del self.workers[worker]
-        for run in self.owned(worker):
+        owned = self.owned(worker)
+        for run in owned:
             self._release(run)
             self._queue(run)
         self.turns.leave(worker)
+        self._end_held(owned)
 
     def exchange(self, said: Exchange, reply: Exchanged, shown: Callable[[], dict[str, RunRecord]]) -> None:
         """Does what was said, and checks the reply against it. `shown` shows what the store has put off."""
@@ -176,6 +191,7 @@ class Reference(Runs):
                 continue
             run.checkpoints.pop(save.checkpoint.key, None)
             run.checkpoints[save.checkpoint.key] = save.checkpoint
+            run.shown.cut_off = False
             if save.checkpoint.outcome != Outcome.OPEN:
                 run.shown.crashes = 0
             if save.consumes is not None:
@@ -202,6 +218,7 @@ class Reference(Runs):
         for run in parked:
             if any(self._true(run, wait) for wait in run.shown.waits):
                 self._queue(run)
+        self._end_held(parked)
         if any(run.start.session for run in parked):
             self.turns.rest(self.clock.now())
         return refused
@@ -210,9 +227,12 @@ class Reference(Runs):
         now = self.clock.now()
         if settle.to in ENDS:
             self._end(run, ENDS[settle.to], settle.body)
-        elif run.shown.cancelling or settle.to == To.RELEASE:
+            return
+        if run.shown.cancelling or settle.to == To.RELEASE:
             self._queue(run)
-        elif settle.to == To.RETRY:
+            return
+        run.shown.cut_off = False
+        if settle.to == To.RETRY:
             run.shown.attempt += 1
             self._clear_errors(run)
             if settle.delay:

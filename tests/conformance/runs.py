@@ -113,6 +113,7 @@ class Runs:
         )
         if behind is not None:
             run.shown.state, run.shown.wake_at, run.shown.waits = State.WAITING, None, [behind]
+            run.shown.deadline = None
         other_limit = self.turns.ask(wanted)
         self.turns.moved(run)
         return Started(wanted.id, False, True, other_limit)
@@ -174,7 +175,6 @@ class Runs:
 
     def _release(self, run: Run) -> None:
         run.owner = run.token = run.shown.worker = None
-        run.shown.cut_off = False
 
     def _queue(self, run: Run) -> None:
         self._go(run, State.QUEUED)
@@ -195,4 +195,12 @@ class Runs:
         if run.schedule is not None:
             for first in self.live_of(run.schedule)[:1]:
                 if any(wait.what == WaitFor.SCHEDULE for wait in first.shown.waits):
-                    self._queue(first)
+                    self._let_begin(first)
+
+    def _let_begin(self, run: Run) -> None:
+        """It waited behind others: its time counts from when it may begin."""
+        now = self.clock.now()
+        due = max(uniques.due(run.start, run.shown.created_at), now)
+        if run.start.timeout is not None:
+            run.shown.deadline = due + run.start.timeout
+        self._go(run, State.SCHEDULED if due > now else State.QUEUED, due if due > now else None)

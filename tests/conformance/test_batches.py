@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from conformance.kit import DEFAULT, SHIP, ManualClock, Worker, all_runs, drain, ids, record, settle, start
+from perdure.causes import OVERDUE
 from perdure.errors import IdConflict, StoreError
-from perdure.model import BatchRecord, Count, RunQuery, Started, State, Unique, WaitFor
+from perdure.model import BatchRecord, Count, OnConflict, RunQuery, Started, State, Unique, WaitFor
 from perdure.stores.base import Store
 from perdure.stores.exchange import To
 
@@ -204,3 +205,53 @@ async def test_starts_may_join_a_batch_later(store: Store) -> None:
     await store.enqueue([joining])
     assert (await batch(store)).total == 2
     assert [run.id for run in await store.runs(RunQuery(batch="b", oldest_first=True))] == ["a", "c"]
+
+
+@pytest.mark.parametrize("runs", [1, 0])
+async def test_the_time_of_a_callback_counts_from_when_it_may_begin(
+    store: Store, ada: Worker, clock: ManualClock, runs: int
+) -> None:
+    await store.open_batch("b", [start(f"r{n}") for n in range(runs)], start("done", timeout=1000))
+    for claim in await ada.claim(runs):
+        clock.advance(ms=5000)
+        await ada.exchange()
+        callback = await record(store, "done")
+        assert (callback.state, callback.deadline) == (State.WAITING, None)
+        await ada.settle(claim, body="1")
+    callback = await record(store, "done")
+    assert callback.deadline == clock.now() + 1000
+    clock.advance(ms=1000)
+    await ada.exchange()
+    callback = await record(store, "done")
+    assert (callback.state, callback.cause) == (State.FAILED, OVERDUE)
+
+
+@pytest.mark.parametrize(("takes", "state"), [(999, State.SCHEDULED), (1000, State.QUEUED)])
+async def test_a_callback_begins_when_it_is_due_and_not_before(
+    store: Store, ada: Worker, clock: ManualClock, takes: int, state: State
+) -> None:
+    await store.open_batch("b", [start("r")], start("done", delay=1000, timeout=70))
+    due = clock.now() + 1000
+    claim = await ada.claim_one()
+    clock.advance(ms=takes)
+    await ada.settle(claim, body="1")
+    callback = await record(store, "done")
+    assert (callback.state, callback.deadline) == (state, due + 70)
+    assert callback.wake_at == (due if state == State.SCHEDULED else None)
+    clock.advance(ms=1000 - takes)
+    assert ids(await ada.claim()) == ["done"]
+
+
+async def test_a_callback_takes_over_the_times_of_a_start_that_replaces_it(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    unique = Unique("k", on_conflict=OnConflict.REPLACE)
+    await store.open_batch("b", [start("r")], start("done", unique=unique, timeout=1000))
+    claim = await ada.claim_one()
+    clock.advance(ms=5000)
+    await store.enqueue([start(input="2", unique=unique, delay=100, timeout=70)])
+    callback = await record(store, "done")
+    assert (callback.state, callback.deadline, callback.input) == (State.WAITING, None, "2")
+    await ada.settle(claim, body="1")
+    callback = await record(store, "done")
+    assert (callback.state, callback.deadline) == (State.SCHEDULED, clock.now() + 170)

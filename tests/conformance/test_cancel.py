@@ -6,6 +6,9 @@ import pytest
 
 from conformance.kit import (
     DAY,
+    EVERYTHING,
+    SHIP,
+    URGENT,
     ManualClock,
     Worker,
     checkpoint,
@@ -16,12 +19,17 @@ from conformance.kit import (
     keys,
     message,
     named,
+    of_group,
+    of_queue,
+    of_workflow,
     record,
+    settle,
     start,
+    worker,
 )
-from perdure.causes import DEADLINE_PASSED
+from perdure.causes import DEADLINE_PASSED, OVERDUE, deadline_exceeded
 from perdure.errors import RunEnded, RunNotFound
-from perdure.model import Ended, Kind, State
+from perdure.model import Ended, Kind, Limits, Scope, State
 from perdure.stores.base import Store
 from perdure.stores.exchange import Cancelling, To
 
@@ -133,6 +141,91 @@ async def test_a_cancelled_run_whose_worker_dies_is_still_cancelled(store: Store
     await store.bury(ada.name)
     claim = await bob.claim_one()
     assert (claim.cancelling, claim.cut_off) == (Cancelling("not wanted"), True)
+
+
+async def _pause(store: Store, scope: Scope) -> None:
+    await store.pause(scope, "ada")
+
+
+HELD = {
+    "queue": lambda store: _pause(store, of_queue()),
+    "workflow": lambda store: _pause(store, of_workflow()),
+    "store": lambda store: _pause(store, EVERYTHING),
+    "group": lambda store: _pause(store, of_group("g")),
+    "full": lambda store: store.set_limits(of_group("g"), Limits(running=1), "ada"),
+}
+BACK = {
+    "buried": lambda store, ada, _: store.bury(ada.name),
+    "retired": lambda store, ada, _: store.retire(ada.id),
+    "released": lambda _, ada, claim: ada.settle(claim, To.RELEASE),
+    "parked": lambda _, ada, claim: ada.settle(claim, To.PARK, waits=[for_timer(DAY)]),
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("back", BACK)
+async def test_a_run_that_is_being_cancelled_ends_at_once_where_nobody_may_claim_it(
+    store: Store, ada: Worker, bob: Worker, clock: ManualClock, held: str, back: str
+) -> None:
+    await store.enqueue([start("first", group="g", group_limit=2)])
+    await bob.claim_one()
+    await store.enqueue([start("r", group="g", group_limit=2), start("waits", queue=URGENT)])
+    claim, waits = named(await ada.claim(), "r", "waits")
+    await ada.park(waits, for_run("r"))
+    await store.cancel("r", "not wanted")
+    await HELD[held](store)
+    await BACK[back](store, ada, claim)
+    await assert_cancelled(store, "r", clock.now())
+    [end] = await store.ended(["r"])
+    assert end.body == '"not wanted"'
+    await bob.exchange()  # In a cluster that brings the word to the partition of who waits.
+    assert (await record(store, "waits")).state == State.QUEUED
+    assert (await record(store, "first")).state == State.RUNNING
+
+
+@pytest.mark.parametrize("back", BACK)
+async def test_one_that_is_late_fails_at_once_where_nobody_may_claim_it(
+    store: Store, ada: Worker, bob: Worker, clock: ManualClock, back: str
+) -> None:
+    await store.enqueue([start("r", timeout=1000)])
+    claim = await ada.claim_one()
+    clock.advance(ms=1000)
+    await bob.exchange()
+    await _pause(store, of_queue())
+    await BACK[back](store, ada, claim)
+    run = await record(store, "r")
+    assert (run.state, run.body, run.finished_at) == (State.FAILED, deadline_exceeded(), clock.now())
+    assert run.cause == OVERDUE
+
+
+@pytest.mark.parametrize("others", [{}, {SHIP: ["2"]}, {SHIP: ["1"]}])
+@pytest.mark.parametrize("back", BACK)
+async def test_one_of_a_version_ends_at_once_where_other_versions_alone_are_left(
+    store: Store, ada: Worker, others: dict[str, list[str]], back: str
+) -> None:
+    await store.enqueue([start("r", version="1")])
+    of_version = await worker(store, versions={SHIP: ["1"]})
+    claim = await of_version.claim_one()
+    await store.retire(ada.id)
+    if others:
+        await worker(store, versions=others)
+    await store.cancel("r", "not wanted")
+    if back in ("released", "parked"):
+        await of_version.exchange(settles=[settle(claim, To.RELEASE)], draining=True)
+    else:
+        await BACK[back](store, of_version, claim)
+    left = State.CANCELLED if others == {SHIP: ["2"]} else State.QUEUED
+    assert (await record(store, "r")).state == left
+
+
+async def test_one_that_is_held_when_it_is_queued_ends_when_it_is_cancelled_again(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("r")])
+    claim = await ada.claim_one()
+    await store.cancel("r", "not wanted")
+    await ada.settle(claim, To.RELEASE)
+    await _pause(store, of_queue())
+    assert (await record(store, "r")).state == State.QUEUED
+    assert await store.cancel("r", "not wanted") == State.CANCELLED
 
 
 async def test_a_run_that_has_ended_stays_as_it_is(store: Store, ada: Worker) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from conformance.kit import DAY, ManualClock, Worker, drain, for_run, for_signal, for_timer, ids, record, start
 from perdure.causes import DEADLINE_PASSED, PARENT_DEADLINE_PASSED, deadline_exceeded
-from perdure.model import Ended, State
+from perdure.model import Ended, Fire, Overlap, Schedule, State
 from perdure.stores.base import Store
 from perdure.stores.exchange import Cancelling, To
 
@@ -212,3 +212,28 @@ async def test_thousands_of_deadlines_pass_in_bounded_steps(store: Store, ada: W
     for each in claims:
         assert each.id == "fresh" or each.token in told
     assert len(ended) + len(told) == 2000
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_run_of_a_schedule_that_waited_begins_when_it_is_due_and_its_time_counts_from_then(
+    store: Store, ada: Worker, clock: ManualClock, late: bool
+) -> None:
+    slot = clock.now()
+    await store.put_schedule(Schedule(name="s", every=1000, start=start("")), slot, declared=True)
+    await ada.exchange(fires=[Fire("s", slot, [start("first")], slot + 1000, Overlap.QUEUE)])
+    claim = await ada.claim_one()
+    clock.advance(ms=1000)
+    due = clock.now() + 500
+    second = start("second", at=due, timeout=1000)
+    await ada.exchange(fires=[Fire("s", slot + 1000, [second], None, Overlap.QUEUE)])
+    run = await record(store, "second")
+    assert (run.state, run.deadline) == (State.WAITING, None)
+    if late:
+        clock.advance(ms=5000)
+        await ada.exchange()
+    await ada.settle(claim, body="1")
+    run = await record(store, "second")
+    assert run.state == (State.QUEUED if late else State.SCHEDULED)
+    assert (run.wake_at, run.deadline) == ((None, clock.now() + 1000) if late else (due, due + 1000))
+    clock.advance(ms=0 if late else 500)
+    assert [claim.id for claim in await ada.claim()] == ["second"]

@@ -15,6 +15,7 @@ from conformance.kit import (
     Worker,
     checkpoint,
     for_signal,
+    for_timer,
     ids,
     message,
     record,
@@ -95,14 +96,44 @@ async def test_a_run_that_is_not_taken_over_yet_shows_that_its_workers_lease_has
     assert (await record(store, "r")).lease_until is None
 
 
-async def test_an_exchange_after_a_crash_is_marked_only_once(store: Store, ada: Worker, bob: Worker) -> None:
+async def test_what_a_crash_cut_off_is_told_until_something_is_kept(store: Store, ada: Worker, bob: Worker) -> None:
     await store.enqueue([start("r")])
     await ada.claim_one()
     await store.bury(ada.name)
     claim = await bob.claim_one()
-    assert claim.cut_off
     await bob.settle(claim, To.RELEASE)
+    assert (await bob.claim_one()).cut_off
+    await store.retire(bob.id)
+    last = await worker(store)
+    claim = await last.claim_one()
+    assert (claim.cut_off, claim.attempt, claim.crashes) == (True, 2, 1)
+    await last.save(claim, checkpoint("step", outcome=Outcome.OPEN))
+    await last.settle(claim, To.RELEASE)
+    claim = await last.claim_one()
+    assert (claim.cut_off, claim.crashes) == (False, 1)
+
+
+@pytest.mark.parametrize("to", [To.PARK, To.RETRY, To.CONTINUE])
+async def test_what_a_crash_cut_off_is_behind_a_run_that_goes_on(
+    store: Store, ada: Worker, bob: Worker, clock: ManualClock, to: To
+) -> None:
+    await store.enqueue([start("r")])
+    await ada.claim_one()
+    await store.bury(ada.name)
+    await bob.settle(await bob.claim_one(), to, "1", waits=[for_timer(clock.now())])
     assert not (await bob.claim_one()).cut_off
+
+
+async def test_a_run_that_is_being_cancelled_is_handed_back_with_what_a_crash_cut_off(
+    store: Store, ada: Worker, bob: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("r")])
+    await ada.claim_one()
+    await store.bury(ada.name)
+    claim = await bob.claim_one()
+    await store.cancel("r", "not wanted")
+    await bob.settle(claim, To.PARK, waits=[for_timer(clock.now())])
+    assert (await bob.claim_one()).cut_off
 
 
 async def test_reclaiming_again_finds_nothing(store: Store, ada: Worker, clock: ManualClock) -> None:

@@ -239,9 +239,13 @@ class Turns:
 
     # --- what follows from all of it
 
+    def held(self, run: Member) -> bool:
+        """Whether a pause or its group keeps a queued run."""
+        return run.slot == 2 or self.over(run) or self.paused(run) is not None
+
     def claimable(self, run: Member, worker: int, sessions: int) -> bool:
         """Whether nothing but a rate keeps a queued run of a lane of the worker from it."""
-        if run.slot == 2 or self.over(run) or self.paused(run) or self.full(run):
+        if self.held(run) or self.full(run):
             return False
         session = self.session(run)
         if session is None or session.owner == worker:

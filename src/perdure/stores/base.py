@@ -404,7 +404,8 @@ class Store(Protocol):
         """Takes back the runs of incarnations whose lease has ended, and forgets these; returns how many runs.
 
         Each such run is `queued` in its old place with `attempt` one up and `cut_off` set, or backs off, or ends as
-        failed, as `perdure.blame.judge` decides (`perdure.causes.poisoned` makes the error)."""
+        failed, as `perdure.blame.judge` decides (`perdure.causes.poisoned` makes the error). One that is being
+        cancelled ends where nobody may claim it."""
         ...
 
     async def bury(self, name: str) -> int:
@@ -412,5 +413,5 @@ class Store(Protocol):
         ...
 
     async def retire(self, worker: int) -> None:
-        """Ends an incarnation in good order: what it still owns is released, not counted."""
+        """Ends an incarnation in good order: what it still owns is released, not counted, as with `To.RELEASE`."""
         ...

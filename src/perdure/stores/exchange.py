@@ -43,7 +43,7 @@ class To(StrEnum):
     (its time has come, such a signal is there, that run has ended), it is `queued` at once. A wait for a run that there
     is not (it never was, or was deleted or pruned) is true: removing a run wakes those that are parked for it."""
     RELEASE = "release"
-    """Handed back without counting: `queued` again, same attempt, same place."""
+    """Handed back without counting: `queued` again, same attempt, same place, and `Claim.cut_off` as it was."""
     CONTINUE = "continue"
     """Begins anew with `body` as its input, under the same id: no checkpoints, attempt 1, `queued`. Signals that
     wait are kept. Those that were consumed are gone; by their ids they are remembered until it continues once more, so
@@ -54,7 +54,8 @@ class Settle(Struct, omit_defaults=True, gc=False):
     """The end of a claim. `body` is the result, the error (failed, cancelled, retry) or the new input (continue).
 
     A run that is being cancelled is not parked, retried or continued: it becomes `queued` (and is claimed again with
-    `cancelling` set) instead of `waiting` or `scheduled`.
+    `cancelling` set) instead of `waiting` or `scheduled`. It ends at once where nobody may claim it (see
+    `perdure.blame`): as cancelled, or as failed where that is for its deadline.
     """
 
     ref: Ref
@@ -77,7 +78,7 @@ class Save(Struct, omit_defaults=True, gc=False):
     `Exchanged.existed`; where that is a run of another workflow or input, the checkpoint is not kept either. A child
     whose unique key is taken is not made: the checkpoint's body becomes the id of the run that has the key, which is
     told of too. A save that completes (outcome `OK` or `ERROR`) sets the run's crash count back to nothing: it made
-    progress.
+    progress. After any save the run's next claims are not `cut_off`: what was is counted, or something else has begun.
     """
 
     ref: Ref
@@ -168,7 +169,8 @@ class Claim(Struct, gc=False):
     attempt: int
     crashes: int
     cut_off: bool
-    """Whether the claim before this one ended with its worker's death, so that something was cut off."""
+    """Whether a worker died with the run, so that something was cut off, and nothing was kept of the run since: claims
+    that were handed back in good order stand between."""
     created_at: Millis
     deadline: Millis | None
     parent: str | None

@@ -203,6 +203,65 @@ async def test_a_step_with_one_attempt_is_not_repeated_whatever_completes_beside
         assert ran.count("once") == 1
 
 
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_a_worker_that_stops_in_good_order_after_a_crash_forgets_no_attempt(play: Play, attempts: int) -> None:
+    app, before, gate, ran = new_app(), Gate(), Gate(), list[int]()
+
+    @step(retry=Retry(attempts=attempts, delay=0))
+    async def charge() -> None:
+        ran.append(current_run().step_attempt)
+        await gate.pass_through()
+
+    @app.workflow
+    async def flow() -> None:
+        await before.pass_through()  # What takes a moment before the code comes to the step.
+        await charge()
+
+    async with play(app) as sandbox:
+        before.open()
+        run = await flow.start()
+        for crashes in range(1, attempts + 1):
+            before.open()
+            await gate.reached(crashes)
+            before.close()
+            await replay(sandbox)
+            await sandbox.advance(minutes=1, settle=False)  # after a second crash a run stays away for a while
+            await before.reached(2 * crashes)
+            await sandbox.worker.stop(grace=0)
+            await replay(sandbox)
+            await before.reached(2 * crashes + 1)
+        before.open()
+        gate.open()
+        with pytest.raises(RunFailed, match=f"StepCutOff: attempt {attempts} of step charge was cut off"):
+            await run.result()
+        assert ran == list(range(1, attempts + 1))
+
+
+async def test_an_attempt_that_was_counted_as_cut_off_is_counted_once(play: Play) -> None:
+    app, gate, ran = new_app(), Gate(), list[int]()
+
+    @step(retry=Retry(attempts=2, delay=0))
+    async def charge() -> str:
+        ran.append(current_run().step_attempt)
+        await gate.pass_through()
+        return "done"
+
+    @app.workflow
+    async def flow() -> str:
+        return await charge()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await gate.reached()
+        await replay(sandbox)
+        await gate.reached(2)
+        await sandbox.worker.stop(grace=0)
+        await replay(sandbox)
+        gate.open()
+        assert await run.result() == "done"
+        assert ran == [1, 2, 2]
+
+
 async def test_a_step_with_one_attempt_that_had_not_begun_begins_after_a_crash(play: Play) -> None:
     app, gate, ran = new_app(), Gate(), list[str]()
 

@@ -239,5 +239,5 @@ class PostgresStore:
         return await workers.bury(self._workers, name)
 
     async def retire(self, worker: int) -> None:
-        await self._workers.get("retire", self._db.clock(), worker)
+        await workers.retire(self._workers, worker)
         self._desk.forget(worker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from perdure.blame import Suspect, judge
-from perdure.causes import POISONED, poisoned
+from perdure.causes import OVERDUE, POISONED, deadline_exceeded, poisoned
 from perdure.errors import StoreError
 from perdure.model import State
 from perdure.stores.base import Registration
@@ -86,5 +86,11 @@ async def _take_back(db: Session, name: str | None) -> int | None:
             [verdict.wake_at for verdict in verdicts],
             [poisoned(verdict.crashes) if verdict.state is State.FAILED else None for verdict in verdicts],
             POISONED,
+            [deadline_exceeded(), OVERDUE],
         )
     )
+
+
+async def retire(db: Session, worker: int) -> None:
+    """Ends an incarnation in good order: what it owns is queued again and not counted."""
+    await db.get("retire", db.clock(), worker, [deadline_exceeded(), OVERDUE])

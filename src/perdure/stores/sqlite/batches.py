@@ -43,7 +43,7 @@ def open_batch(transaction: Transaction, batch: str, starts: Sequence[Start], ca
         [called_back] = _all_the_same(enqueue(transaction, [callback], behind=behind))
         if called_back.existed:
             raise not_of_batch(callback.id)
-        transaction.change(_SQL["complete"], {"batch": batch})
+        transaction.change(_SQL["complete"], {"batch": batch, "now": transaction.now})
     there = [start.id for start, made in zip(starts, started, strict=True) if made.existed]
     if there and (taken := transaction.first(_SQL["taken"], {"runs": encode(there), "batch": batch})) is not None:
         raise not_of_batch(taken[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from perdure.causes import DEADLINE_PASSED, OVERDUE, PARENT_DEADLINE_PASSED, deadline_exceeded
@@ -17,6 +19,7 @@ _SQL = load("control")
 _GIVE_BACK = load("exchange")["give_back"]
 _Numbers = msgspec.json.Decoder(list[int])
 _Ids = msgspec.json.Decoder(list[str])
+_Held = msgspec.json.Decoder(list[tuple[int, str, bool]])
 _Tree = msgspec.json.Decoder(list[tuple[int, int]])
 
 
@@ -109,6 +112,19 @@ def _stop(transaction: Transaction, roots: str, reason: str, *, children: bool) 
     idle, running = _tree(transaction, roots, children=children)
     end(transaction, idle, State.CANCELLED, encode(reason))
     _ask(transaction, running, reason)
+
+
+def end_held(transaction: Transaction, runs: Sequence[int], leaving: int | None = None) -> None:
+    """Ends those of runs that came back while they are being cancelled that nobody may claim, to have their code clean
+    up (see `perdure.blame`). A worker that is `leaving` claims nothing any more."""
+    held = _Held.decode(transaction.row(_SQL["held"], {"runs": encode(runs), "leaving": leaving})[0])
+    late = [run for run, _, overdue in held if overdue]
+    if late:
+        end(transaction, late, State.FAILED, deadline_exceeded())
+        keep_causes(transaction, late, OVERDUE)
+    for run, reason, overdue in held:
+        if not overdue:
+            end(transaction, [run], State.CANCELLED, encode(reason))
 
 
 def _ask(transaction: Transaction, running: list[int], reason: str, *, overdue: bool = False) -> None:

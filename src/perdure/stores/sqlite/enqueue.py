@@ -65,7 +65,7 @@ def _make(
         lane = lanes[start.queue, start.workflow, start.version]
         state, due, deadline = begin(start, transaction.now)
         if behind is not None:
-            state, due = State.WAITING, None
+            state, due, deadline = State.WAITING, None, None
         elif state is State.QUEUED and (start.group or start.session):
             state = State.SCHEDULED  # It comes into the queue when it is tied, by way of its group and its session.
         maker = makers[index] if makers else None
@@ -92,6 +92,8 @@ def _make(
     if behind is not None and made:
         wait = {"run": last + 1, "key": behind.key, "what": behind.what, "target": behind.target}
         transaction.change(_SQL["wait_behind"], wait)
+        _, due, _ = begin(starts[0], transaction.now)
+        transaction.change(_SQL["put_behind"], {"run": last + 1, "due": due, "timeout": starts[0].timeout})
     return answers
 
 

@@ -13,7 +13,7 @@ from perdure.model import Millis, Started
 from perdure.stores.base import Topic
 from perdure.stores.exchange import PAGE, Cancelling, Claim, Exchange, Exchanged, Existed, Save, Seen, Settle
 from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, sessions_wanted, token_range
-from perdure.stores.sqlite.control import expire
+from perdure.stores.sqlite.control import end_held, expire
 from perdure.stores.sqlite.enqueue import enqueue
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.schedules import fire, read_schedules
@@ -211,9 +211,11 @@ def _save(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[bo
     if consumed:
         transaction.change(_SQL["consume"], {"consumed": encode(consumed)})
     crashed = head.having(_CRASHED)
-    progressed = [save.ref for save in kept if save.token in crashed and save.checkpoint.outcome != "open"]
-    if progressed:
-        transaction.change(_SQL["progress"], {"runs": encode(progressed)})
+    after_crash = [save for save in kept if save.token in crashed]
+    if after_crash:
+        progressed = [save.ref for save in after_crash if save.checkpoint.outcome != "open"]
+        params = {"runs": encode([save.ref for save in after_crash]), "progressed": encode(progressed)}
+        transaction.change(_SQL["progress"], params)
     return len(existed) < len(started), existed
 
 
@@ -285,8 +287,12 @@ def _settle(transaction: Transaction, exchange: Exchange, head: _Head) -> bool:
     settles = [settle for token, settle in first.items() if token not in stopped]
     if not settles:
         return False
-    decided = plan(settles, head.having(_CANCELLING), transaction.now)
+    cancelling = head.having(_CANCELLING)
+    decided = plan(settles, cancelling, transaction.now)
     woken = carry_out(transaction, decided)
+    stopping = [int(settle.ref) for settle in settles if settle.token in cancelling]
+    if stopping:
+        end_held(transaction, stopping, leaving=exchange.worker if exchange.draining else None)
     if head.having(_SESSION):
         transaction.change(_SQL["rest"], {"now": transaction.now})
     if decided.ended:

@@ -103,7 +103,7 @@ def taken(transaction: Transaction, runs: str) -> set[int]:
 
 def rewrite(transaction: Transaction, rows: Sequence[tuple[int, str, Millis | None, Millis | None]]) -> None:
     """Gives runs that have not begun the state, due time and deadline that are told with their numbers."""
-    transaction.change(_SQL["replace"], {"runs": encode(rows)})
+    transaction.change(_SQL["replace"], {"runs": encode(rows), "now": transaction.now})
 
 
 def _put_off(start: Start) -> Start:

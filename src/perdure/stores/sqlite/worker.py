@@ -10,6 +10,7 @@ from perdure.blame import Suspect, judge
 from perdure.causes import POISONED, poisoned
 from perdure.model import Json, State
 from perdure.stores.base import Registration, Topic
+from perdure.stores.sqlite.control import end_held
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.settle import keep_causes, take_numbers
 from perdure.stores.sqlite.sql import encode, load
@@ -51,9 +52,12 @@ def register(transaction: Transaction, worker: Registration) -> int:
 
 def retire(transaction: Transaction, worker: int) -> None:
     """Ends an incarnation in good order: what it owns is queued again and not counted."""
+    stopping = _Ids.decode(transaction.row(_SQL["stopping"], {"worker": worker})[0])
     if transaction.change(_SQL["hand_back"], {"worker": worker}):
         transaction.tell |= {Topic.WORK, Topic.STATUS}
     _forget(transaction, encode([worker]))
+    if stopping:
+        end_held(transaction, stopping)
 
 
 def reclaim(transaction: Transaction) -> int:
@@ -89,6 +93,9 @@ def _take_back(transaction: Transaction, workers: str) -> int:
         transaction.change(_SQL["take_back"], params)
         transaction.tell |= {Topic.WORK, Topic.STATUS}
     _forget(transaction, workers)
+    stopping = [run.ref for run in runs if run.cancelling]
+    if stopping:
+        end_held(transaction, stopping)
     return len(runs)
 
 

@@ -74,6 +74,8 @@ CREATE TABLE live (
     settled bigint,                       -- token of the last settle that was accepted
     wake_at bigint,                       -- when its timer is due; NULL as soon as it is queued
     deadline bigint,
+    due bigint,                           -- of one that waits behind others to begin: not before then, and the time
+    timeout bigint,                       -- that it has from when it may; NULL as soon as it is queued or scheduled
     started_at bigint,
     owner bigint NOT NULL DEFAULT 0,      -- who may claim it: 0 anybody, -1 whoever may own one more session, a worker
     lane integer NOT NULL,

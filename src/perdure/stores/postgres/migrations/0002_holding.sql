@@ -331,6 +331,23 @@ BEGIN
     RETURN _queued;
 END $$;
 
+-- Queues runs that waited behind others to begin, or lets their delay run; their time counts from then. Returns how many
+-- are queued. Locks them as queue_up() does. Uses the primary key.
+CREATE FUNCTION let_begin(_now bigint, _runs bigint[]) RETURNS integer LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM live AS l WHERE l.seq = ANY (_runs) ORDER BY l.seq DESC FOR NO KEY UPDATE;
+    UPDATE live AS l SET
+        state = CASE WHEN l.due > _now THEN 'scheduled' ELSE l.state END,
+        wake_at = CASE WHEN l.due > _now THEN l.due END,
+        deadline = CASE WHEN l.timeout IS NULL THEN l.deadline ELSE greatest(l.due, _now) + l.timeout END,
+        due = NULL,
+        timeout = NULL
+    WHERE l.seq = ANY (_runs) AND (l.due IS NOT NULL OR l.timeout IS NOT NULL);
+    RETURN queue_up(_now, ARRAY(
+        SELECT l.seq FROM live AS l WHERE l.seq = ANY (_runs) AND l.state NOT IN ('scheduled', 'queued', 'running')
+    ));
+END $$;
+
 INSERT INTO migration (version, name, oldest) VALUES (2, '0002_holding', 1);
 
 COMMIT;

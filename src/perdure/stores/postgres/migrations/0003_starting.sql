@@ -49,7 +49,7 @@ END $$;
 
 -- Makes runs in the order of the arrays; an id that exists is left alone. Returns the numbers of those that were made,
 -- NULL for the others. All arrays but the first eight may be NULL, and those of priorities (then 0) and of crashes (5).
--- `_behind` makes runs that wait. Ids are locked in their order by the unique index of run. `_later` is for transactions
+-- `_behind` makes runs that wait: their deadlines are the times that they have, from when they may begin. Ids are locked in their order by the unique index of run. `_later` is for transactions
 -- of applications, which may be long: counting is left to the workers.
 CREATE FUNCTION make(
     _now bigint, _ids text[], _lanes integer[], _inputs text[], _priorities integer[], _dues bigint[],
@@ -98,14 +98,16 @@ BEGIN
         );
     END IF;
     INSERT INTO live (
-        seq, place, wake_at, deadline, owner, lane, priority, max_crashes, ties, grp, session, slot, seat, keep,
+        seq, place, wake_at, deadline, due, timeout, owner, lane, priority, max_crashes, ties, grp, session, slot, seat, keep,
         debounced, state, held, unique_key
     )
     SELECT
         e.seq,
         CASE WHEN e.grp IS NULL THEN e.seq END,
         CASE WHEN NOT _behind THEN e.due END,
-        e.deadline,
+        CASE WHEN NOT _behind THEN e.deadline END,
+        CASE WHEN _behind THEN e.due END,
+        CASE WHEN _behind THEN e.deadline END,
         CASE WHEN e.session IS NULL THEN 0 ELSE -1 END,
         e.lane, coalesce(e.priority, 0), coalesce(e.max_crashes, 5),
         (e.parent IS NOT NULL)::integer + (e.batch IS NOT NULL)::integer * 2 + (e.unique_key IS NOT NULL)::integer * 4
@@ -326,7 +328,7 @@ BEGIN
         array_agg(l.input) AS inputs,
         array_agg(coalesce(l.priority, 0)) AS priorities,
         array_agg(CASE WHEN l.due > _now THEN l.due END) AS dues,
-        array_agg(greatest(l.due, _now) + l.timeout) AS deadlines,
+        array_agg(CASE WHEN _behind THEN l.timeout ELSE greatest(l.due, _now) + l.timeout END) AS deadlines,
         array_agg(coalesce(l.max_crashes, 5)) AS max_crashes,
         array_agg(l.of) AS parents,
         array_agg(l.of_group) AS groups,
@@ -423,7 +425,11 @@ BEGIN
     END IF;
     UPDATE run AS r SET first = coalesce(r.first, r.input), input = _input WHERE r.seq = _run;
     IF _was.state = 'waiting' OR (_was.held = 'rate' AND coalesce(_due, 0) <= _was.wake_at) THEN
-        UPDATE live AS l SET deadline = _deadline WHERE l.seq = _run;
+        UPDATE live AS l SET
+            deadline = CASE WHEN _was.state <> 'waiting' THEN _deadline END,
+            due = CASE WHEN _was.state = 'waiting' THEN _due END,
+            timeout = CASE WHEN _was.state = 'waiting' THEN _deadline - coalesce(_due, _now) END
+        WHERE l.seq = _run;
     ELSIF _due IS NOT NULL THEN
         UPDATE live AS l SET
             state = 'scheduled', wake_at = _due, deadline = _deadline, held = NULL, seat = NULL,
@@ -597,7 +603,7 @@ BEGIN
     IF cardinality(_callbacks) = 0 THEN
         RETURN 0;
     END IF;
-    RETURN queue_up(_now, _callbacks);
+    RETURN let_begin(_now, _callbacks);
 END $$;
 
 INSERT INTO migration (version, name, oldest) VALUES (3, '0003_starting', 1);

@@ -65,7 +65,7 @@ END $$;
 CREATE FUNCTION next_of_schedules(_now bigint, _schedules text[]) RETURNS integer LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM lock_schedule(e) FROM unnest(_schedules) AS e;
-    RETURN queue_up(_now, ARRAY(
+    RETURN let_begin(_now, ARRAY(
         SELECT f.seq FROM unnest(_schedules) AS s (name)
         CROSS JOIN LATERAL (
             SELECT l.seq, l.state FROM live AS l WHERE l.schedule = s.name ORDER BY l.seq LIMIT 1
@@ -217,6 +217,45 @@ BEGIN
         SELECT c.seq FROM run AS r JOIN run AS c ON c.parent = r.id WHERE r.seq = ANY (_runs)
     ), _parent_reason, true);
     RETURN cardinality(_runs);
+END $$;
+
+-- Of runs that came back while they are being cancelled, ends those that nobody may claim, to have their code clean up:
+-- what a pause or its group keeps, and one that is pinned to a version where only others are served. A worker that is
+-- leaving claims nothing any more. Uses primary keys; walks the workers, which are few, for a run that is pinned. Error
+-- and cause of those whose deadline passed are told by the caller.
+CREATE FUNCTION end_held(_now bigint, _runs bigint[], _leaving bigint, _overdue text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    _held record;
+BEGIN
+    SELECT
+        array_agg(l.seq ORDER BY l.seq) FILTER (WHERE l.overdue) AS late,
+        array_agg(l.seq ORDER BY l.seq) FILTER (WHERE NOT l.overdue) AS stopped,
+        array_agg(to_json(l.cancelling)::text ORDER BY l.seq) FILTER (WHERE NOT l.overdue) AS reasons
+    INTO _held
+    FROM live AS l JOIN lane AS a ON a.id = l.lane
+    WHERE l.seq = ANY (_runs)
+        AND l.state = 'queued'
+        AND l.cancelling IS NOT NULL
+        AND (
+            l.held IN ('group', 'paused')
+            OR cardinality(unpaused(ARRAY[l.lane])) = 0
+            OR (
+                a.version <> ''
+                AND EXISTS (
+                    SELECT 1 FROM worker AS w
+                    WHERE w.id IS DISTINCT FROM _leaving AND a.queue = ANY (w.queues) AND a.workflow = ANY (w.workflows)
+                )
+                AND NOT EXISTS (
+                    SELECT 1 FROM worker AS w WHERE w.id IS DISTINCT FROM _leaving AND l.lane = ANY (served(w.id))
+                )
+            )
+        );
+    IF _held.late IS NOT NULL THEN
+        PERFORM finish(_now, _held.late, 'failed', ARRAY[_overdue[1]], _overdue[2]);
+    END IF;
+    IF _held.stopped IS NOT NULL THEN
+        PERFORM finish(_now, _held.stopped, 'cancelled', _held.reasons, NULL);
+    END IF;
 END $$;
 
 INSERT INTO migration (version, name, oldest) VALUES (4, '0004_ending', 1);

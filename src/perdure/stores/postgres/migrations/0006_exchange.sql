@@ -20,12 +20,12 @@ CREATE FUNCTION refused(_refs bigint[], _tokens bigint[], _settling bigint[]) RE
         AND (coalesce(l.settled, d.settled) = e.token AND e.token = ANY (_settling)) IS NOT TRUE
 $$;
 
--- Settles that do not end their runs. A run that is being cancelled is released instead. Returns whether runs became
+-- Settles that do not end their runs. A run that is being cancelled is released instead, or ended (see end_held). Returns whether runs became
 -- ready, and how many were settled. Locks those for whose end runs wait, as they would be locked to end them, so that
 -- an end that is under way is not missed. Uses primary keys, signal_named and the unique index of run ids.
 CREATE FUNCTION move_on(
     _now bigint, _refs bigint[], _tokens bigint[], _tos text[], _bodies text[], _delays bigint[], _ats bigint[],
-    _waits jsonb, OUT moved integer, OUT ready boolean
+    _waits jsonb, _leaving bigint, _overdue text[], OUT moved integer, OUT ready boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
     _moved record;
@@ -51,7 +51,7 @@ BEGIN
             wake_at = CASE WHEN t.to = 'park' THEN t.at WHEN t.to = 'retry' AND t.delay > 0 THEN _now + t.delay END,
             attempt = CASE t.to WHEN 'retry' THEN l.attempt + 1 WHEN 'continue' THEN 1 ELSE l.attempt END,
             crashes = CASE WHEN t.to = 'continue' THEN 0 ELSE l.crashes END,
-            cut_off = false, worker = NULL, settled = t.token,
+            cut_off = l.cut_off AND t.to = 'release', worker = NULL, settled = t.token,
             error = CASE WHEN t.to = 'retry' THEN t.body WHEN t.to = 'release' THEN l.error END,
             ties = CASE WHEN t.to = 'park' THEN l.ties | 64 WHEN t.to = 'release' THEN l.ties ELSE l.ties & ~64 END,
             slot = CASE
@@ -65,13 +65,14 @@ BEGIN
             END
         FROM told AS t
         WHERE l.seq = t.ref
-        RETURNING l.seq, t.to, l.state, l.grp, l.session, t.begun
+        RETURNING l.seq, t.to, l.state, l.grp, l.session, t.begun, l.cancelling
     )
     SELECT
         count(*)::integer AS runs,
         array_agg(seq) FILTER (WHERE changed.to = 'park') AS parked,
         array_agg(seq) FILTER (WHERE changed.to = 'retry') AS retried,
         array_agg(seq) FILTER (WHERE changed.to = 'continue') AS continued,
+        array_agg(seq) FILTER (WHERE cancelling IS NOT NULL) AS stopping,
         array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
         array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions,
         bool_or(state = 'queued') AS queued
@@ -132,6 +133,9 @@ BEGIN
     END IF;
     IF _moved.sessions IS NOT NULL THEN
         PERFORM reseat(_now, _moved.sessions);
+    END IF;
+    IF _moved.stopping IS NOT NULL THEN
+        PERFORM end_held(_now, _moved.stopping, _leaving, _overdue);
     END IF;
 END $$;
 
@@ -384,7 +388,7 @@ BEGIN
         WITH named AS MATERIALIZED (
             SELECT
                 e.ref, e.token, e.key, coalesce(e.kind, 'step') AS kind, coalesce(e.outcome, 'ok') AS outcome, e.body,
-                coalesce(e.attempts, 1) AS attempts, e.digest, e.at, e.begun, e.place, l.crashes
+                coalesce(e.attempts, 1) AS attempts, e.digest, e.at, e.begun, e.place, l.crashes, l.cut_off
             FROM unnest(
                 _save_refs, _save_tokens, _save_keys, _save_kinds, _save_outcomes, _save_bodies, _save_attempts,
                 _save_digests, _save_ats, _save_begun
@@ -405,12 +409,16 @@ BEGIN
                 attempts = excluded.attempts, digest = excluded.digest, at = excluded.at,
                 started_at = excluded.started_at, saved_at = excluded.saved_at, body = excluded.body
         )
-        SELECT count(*) AS rows, array_agg(n.ref) FILTER (WHERE n.crashes > 0 AND n.outcome <> 'open') AS progressed
+        SELECT
+            count(*) AS rows, array_agg(n.ref) FILTER (WHERE n.crashes > 0 AND n.outcome <> 'open') AS progressed,
+            array_agg(n.ref) FILTER (WHERE n.cut_off) AS cut_off
         INTO _kept
         FROM named AS n;
         _odd := _kept.rows < cardinality(_save_refs);
-        IF _kept.progressed IS NOT NULL THEN
-            UPDATE live AS l SET crashes = 0 WHERE l.seq = ANY (_kept.progressed);
+        IF _kept.progressed IS NOT NULL OR _kept.cut_off IS NOT NULL THEN
+            UPDATE live AS l SET
+                cut_off = false, crashes = CASE WHEN l.seq = ANY (_kept.progressed) THEN 0 ELSE l.crashes END
+            WHERE l.seq = ANY (_kept.progressed || _kept.cut_off);
         END IF;
         IF _save_consumes IS NOT NULL THEN
             -- At 0 they give back what they had taken.
@@ -495,7 +503,8 @@ BEGIN
     IF _move_refs IS NOT NULL THEN
         SELECT m.moved, m.ready INTO _kept
         FROM move_on(
-            now, _move_refs, _move_tokens, _move_tos, _move_bodies, _move_delays, _move_ats, _move_waits
+            now, _move_refs, _move_tokens, _move_tos, _move_bodies, _move_delays, _move_ats, _move_waits,
+            CASE WHEN _draining THEN _worker END, _overdue
         ) AS m;
         _odd := _odd OR _kept.moved < cardinality(_move_refs);
         _ready := _ready OR _kept.ready OR _head.limited;

@@ -52,7 +52,7 @@ END $$;
 -- time; of these, one that has renewed its lease meanwhile keeps what it has. Returns how many runs were taken.
 CREATE FUNCTION take_back(
     _clock bigint, _named boolean, _workers bigint[], _runs bigint[], _tokens bigint[], _states text[],
-    _crashes integer[], _wake_ats bigint[], _errors text[], _cause text
+    _crashes integer[], _wake_ats bigint[], _errors text[], _cause text, _overdue text[]
 ) RETURNS integer LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -93,10 +93,10 @@ BEGIN
             slot = CASE WHEN l.slot > 0 AND v.state = 'scheduled' AND NOT l.keep THEN 0 ELSE l.slot END
         FROM unnest(_runs, _tokens, _states, _crashes, _wake_ats) AS v (seq, token, state, crashes, wake_at)
         WHERE l.seq = v.seq AND l.token = v.token AND l.state = 'running' AND l.worker = ANY (_dead)
-        RETURNING l.seq, l.grp, l.session
+        RETURNING l.seq, l.grp, l.session, l.cancelling
     )
     SELECT
-        count(*)::integer AS runs, array_agg(seq) AS seqs, array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
+        count(*)::integer AS runs, array_agg(seq) AS seqs, array_agg(seq) FILTER (WHERE cancelling IS NOT NULL) AS stopping, array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
         array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions
     INTO _moved
     FROM moved;
@@ -114,6 +114,9 @@ BEGIN
     PERFORM nextval('rewind');
     PERFORM admit(_now, _moved.groups);
     PERFORM reseat(_now, _moved.sessions);
+    IF _moved.stopping IS NOT NULL THEN
+        PERFORM end_held(_now, _moved.stopping, NULL, _overdue);
+    END IF;
     PERFORM tell_status();
     PERFORM tell_work();
     RETURN _moved.runs;
@@ -173,7 +176,7 @@ BEGIN
 END $$;
 
 -- Ends an incarnation in good order: what it owns is queued again and not counted.
-CREATE FUNCTION retire(_clock bigint, _worker bigint) RETURNS void
+CREATE FUNCTION retire(_clock bigint, _worker bigint, _overdue text[]) RETURNS void
 LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -183,15 +186,16 @@ BEGIN
     PERFORM 1 FROM worker AS w WHERE w.id = _worker FOR UPDATE;
     WITH moved AS (
         UPDATE live AS l SET
-            state = 'queued', worker = NULL, token = NULL, cut_off = false,
+            state = 'queued', worker = NULL, token = NULL,
             settled = coalesce(l.settled, 0), -- No token: it has begun, and may have checkpoints (see is_particular).
             held = CASE WHEN l.session IS NOT NULL THEN 'session' END,
             seat = CASE WHEN l.session IS NOT NULL THEN 2 END
         WHERE l.worker = _worker AND l.state = 'running'
-        RETURNING l.grp, l.session
+        RETURNING l.seq, l.grp, l.session, l.cancelling
     )
     SELECT
-        count(*) AS runs, array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
+        array_agg(seq) FILTER (WHERE cancelling IS NOT NULL) AS stopping,
+        array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
         array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions
     INTO _moved
     FROM moved;
@@ -199,6 +203,9 @@ BEGIN
     PERFORM nextval('rewind');
     PERFORM admit(_now, _moved.groups);
     PERFORM reseat(_now, _moved.sessions);
+    IF _moved.stopping IS NOT NULL THEN
+        PERFORM end_held(_now, _moved.stopping, NULL, _overdue);
+    END IF;
     PERFORM tell_status();
     PERFORM tell_work();
 END $$;

@@ -88,7 +88,7 @@ BEGIN
         END IF;
         PERFORM start_all(_now, jsonb_build_array(_word -> 'start'), NULL, false, false);
     ELSIF _what = 'progress' THEN
-        UPDATE live AS l SET crashes = 0
+        UPDATE live AS l SET crashes = 0, cut_off = false
         WHERE l.seq = (_word ->> 'run')::bigint AND l.token = (_word ->> 'token')::bigint AND l.state = 'running';
     ELSE
         SELECT r.seq INTO _run FROM run AS r WHERE r.id = _word ->> 'run';
@@ -527,14 +527,14 @@ DECLARE
     _new jsonb := _all -> 'checkpoint';
     _run bigint := (_all ->> 'ref')::bigint;
     _token bigint := (_all ->> 'token')::bigint;
-    _crashes integer;
+    _crashed boolean;
 BEGIN
     PERFORM check_here(_all ->> 'here');
     PERFORM 1 FROM worker AS w WHERE w.id = _token >> 40 FOR KEY SHARE;
     IF NOT FOUND THEN
         RETURN '{"refused": "lost"}';
     END IF;
-    SELECT l.crashes INTO _crashes FROM live AS l WHERE l.seq = _run AND l.token = _token AND l.state = 'running';
+    SELECT l.crashes > 0 OR l.cut_off INTO _crashed FROM live AS l WHERE l.seq = _run AND l.token = _token AND l.state = 'running';
     IF NOT FOUND THEN
         RETURN '{"refused": "lost"}';
     END IF;
@@ -552,7 +552,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"refused": "kept"}';
     END IF;
-    IF _crashes > 0 THEN
+    IF _crashed THEN
         INSERT INTO recheck (word) VALUES (jsonb_build_object('what', 'progress', 'run', _run, 'token', _token));
     END IF;
     RETURN json_build_object('transaction', pg_current_xact_id()::text);

@@ -61,10 +61,10 @@ SELECT perdure.register($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 SELECT workers, runs FROM perdure.suspects($1, $2);
 
 -- name: take_back
-SELECT perdure.take_back($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
+SELECT perdure.take_back($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
 -- name: retire
-SELECT perdure.retire($1, $2);
+SELECT perdure.retire($1, $2, $3);
 
 -- name: exchange
 SELECT * FROM perdure.exchange(

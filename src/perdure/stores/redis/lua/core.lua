@@ -311,8 +311,8 @@ local NO_PLACE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 local HELD = { 'session', 'group', 'paused', 'rate' }
 local NO_SLOT = 255
 local RARE = {
-    'awaited', 'calls_back', 'cause', 'crashes', 'cut', 'errors', 'fired', 'heard', 'home', 'item', 'kept', 'much', 'on',
-    'opens', 'over', 'owner', 'schedule', 'seat', 'signals', 'stops', 'waits', 'why',
+    'awaited', 'calls_back', 'cause', 'crashes', 'cut', 'errors', 'fired', 'heard', 'home', 'item', 'kept', 'later', 'much',
+    'on', 'opens', 'over', 'owner', 'schedule', 'seat', 'signals', 'stops', 'timeout', 'waits', 'why',
 }
 local STATE_NUMBERS, HELD_NUMBERS = {}, {}
 for number = 1, #STATES do
@@ -352,8 +352,8 @@ function write_state(s)
         s.attempt or 0, s.positions or 0, s.kept_size or 0, s.due or 0, s.wake or 0, s.place or NO_PLACE
     )
     if s.awaited or s.calls_back or s.cause or s.crashes or s.cut or s.errors or s.fired or s.heard or s.home or s.item
-        or s.kept or s.much or s.opens or s.over or s.owner or s.schedule or s.seat or s.signals or s.stops or s.waits
-        or s.why
+        or s.kept or s.later or s.much or s.opens or s.over or s.owner or s.schedule or s.seat or s.signals or s.stops
+        or s.timeout or s.waits or s.why
     then
         local rare = {}
         for _, name in ipairs(RARE) do

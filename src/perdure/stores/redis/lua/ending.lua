@@ -1,6 +1,6 @@
 -- The end of runs, and what it sets free; the removal of all that is kept of one.
 
-local wait_for, wake, release_key, batch_is_over, note_batch, finish, unfinish, remove
+local wait_for, wake, release_key, batch_is_over, note_batch, finish, end_held, unfinish, remove
 
 do
 -- WAITS. A run that is parked for others is put down at each of them (:parked:ID), and stays there while it is awake, since
@@ -80,13 +80,20 @@ function chore_kinds.leave(_, chore)
     return not parts[1]
 end
 
--- Queues a run that is parked. What it was parked for stays with it until its next settle: the claim tells of it.
+-- Queues a run that is parked. What it was parked for stays with it until its next settle: the claim tells of it. One that
+-- waited behind others to begin may have a delay that runs still, and its time counts from when it may.
 function wake(run)
-    if run.s.state == 'waiting' then
-        move(run, 'queued')
-        return true
+    local s = run.s
+    if s.state ~= 'waiting' then
+        return false
     end
-    return false
+    local due = s.later and s.later > now and s.later or nil
+    if s.timeout then
+        set_deadline(run, (due or now) + s.timeout)
+    end
+    s.later, s.timeout = nil, nil
+    move(run, due and 'scheduled' or 'queued', due)
+    return true
 end
 
 function chore_kinds.wake(id)
@@ -186,6 +193,43 @@ function finish(run, state, body, cause, number)
     end
     local short = not body or #body <= LONGEST_TOLD
     ended_runs[#ended_runs + 1] = { id = run.id, state = state, body = short and body or nil, long = not short or nil }
+end
+
+-- Whether no live worker has the version of a lane, and others of its workflow there are.
+local function lacks_version(lane, leaving)
+    local any = { queue = lane.queue, workflow = lane.workflow }
+    local others = false
+    for number, worker in pairs(all_workers()) do
+        if number ~= leaving and call('HEXISTS', K.takes, number) == 1 then
+            if serves(worker, lane) then
+                return false
+            end
+            others = others or serves(worker, any)
+        end
+    end
+    return others
+end
+
+-- Of runs that came back while they are being cancelled, ends those that nobody may claim, to have their code clean up (see
+-- perdure.blame). A worker that is leaving claims nothing any more.
+function end_held(back, leaving)
+    local held = {}
+    for _, run in ipairs(back) do
+        local s, lane = run.s, unpacked(call('HGET', K.lanes, run.fact.lane))
+        local pinned = (lane.version or '') ~= ''
+        if s.state == 'queued'
+            and (s.held == 'group' or s.held == 'paused' or lane.paused or (pinned and lacks_version(lane, leaving)))
+        then
+            held[#held + 1] = run
+        end
+    end
+    for _, run in ipairs(held) do
+        if run.s.over then
+            finish(run, 'failed', OVERDUE_ERROR, OVERDUE)
+        else
+            finish(run, 'cancelled', (string.gsub(cjson.encode(run.s.why), '\\/', '/')))
+        end
+    end
 end
 
 -- Takes back that a run has ended, as far as others know of it.

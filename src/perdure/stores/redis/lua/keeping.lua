@@ -26,7 +26,8 @@ function keep_checkpoint(run, key, outcome, packed)
     elseif s.errors then
         call('SREM', P .. 'cperr:' .. id, key)
     end
-    if outcome ~= 'open' and (s.crashes or 0) > 0 then
+    s.cut = nil
+    if outcome ~= 'open' then
         s.crashes = nil
     end
 end

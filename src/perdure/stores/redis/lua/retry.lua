@@ -17,6 +17,7 @@ local function again(run, from)
     unfinish(run)
     s.attempt = (s.attempt or 1) + 1
     s.crashes, s.cut, s.due, s.done, s.finish, s.cause = nil, nil, nil, nil, nil, nil
+    s.later, s.timeout = nil, nil
     keep_outcome(run, false)
     zadd(K.live, s.seq, run.id)
     note_batch(run, s.state, -1)

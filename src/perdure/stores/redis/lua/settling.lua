@@ -133,17 +133,21 @@ function settle_all(settles)
     if not in_order then
         table.sort(settled, by_seq)
     end
-    local of_sessions, parked = false, {}
+    local of_sessions, parked, stopping = false, {}, {}
     for i = 1, n do
         local run = settled[i]
         local at = run.settle
         local s, to, body = change(run), settles[at + 3], settles[at + 4]
         of_sessions = of_sessions or run.fact.session ~= nil
-        s.settled_by, s.settled, s.cut = settles[at + 1], settles[at + 2], nil
+        s.settled_by, s.settled = settles[at + 1], settles[at + 2]
+        if to ~= 'release' and not s.why then
+            s.cut = nil
+        end
         if FINAL[to] then
             finish(run, to, body, to == 'failed' and settles[at + 5] or nil, finished + run.finish)
         elseif s.why then
             move(run, 'queued')
+            stopping[#stopping + 1] = run
         elseif to == 'park' then
             park(run, settles[at + 7] or NOTHING)
             parked[#parked + 1] = run
@@ -166,6 +170,7 @@ function settle_all(settles)
     for i = 1, n do
         settled[i].s.heard = nil
     end
+    end_held(stopping, args.draining and string.format('%.0f', args.worker))
     if of_sessions then
         rest()
     end

@@ -37,7 +37,10 @@ for i, start in ipairs(args.starts) do
     elseif batch.opening then
         local answer, run = begin(start, { key = 'batch:' .. id, what = 'batch', target = id })
         if run then
-            change(run).opens, run.s.item = begins(start) or 0, args.first + i
+            local due, deadline = begins(start)
+            local s = change(run)
+            s.opens, s.item, s.later, s.timeout = due or 0, args.first + i, nil, nil
+            set_deadline(run, deadline)
         end
         answers[i] = answer
     else

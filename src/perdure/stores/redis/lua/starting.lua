@@ -130,7 +130,7 @@ local function unique_key(fact)
     return fact.unique and join(fact.workflow, fact.unique)
 end
 
--- Makes a run. With `wait` it is parked for that, and waits for nothing else.
+-- Makes a run. With `wait` it is parked for that, and waits for nothing else: its time counts from when it may begin.
 local function make(start, wait)
     local fact = facts(start.facts)
     know_lane(fact)
@@ -174,11 +174,12 @@ local function make(start, wait)
         call('ZADD', P .. 'taken:' .. key, seq, run.id)
     end
     local due, deadline = begins(start)
-    set_deadline(run, deadline)
     if wait then
+        s.later, s.timeout = due, start.timeout
         put_waits(run, cjson.encode({ wait }), { wait.what, wait.target })
         move(run, 'waiting')
     else
+        set_deadline(run, deadline)
         move(run, due and 'scheduled' or 'queued', due)
     end
     made_ready = true -- A delayed one counts as well: workers may have to wake earlier than they meant to.
@@ -205,10 +206,14 @@ local function replace(run, start)
     keep(run, 'first', first or input)
     keep(run, 'i', start.input)
     s.size = s.size + #start.input - #input
-    set_deadline(run, deadline)
     if s.opens then
         s.opens = due or 0
     end
+    if s.state == 'waiting' and not s.opens then
+        s.later, s.timeout = due, start.timeout
+        return
+    end
+    set_deadline(run, deadline)
     if s.state == 'waiting' or (s.held == 'rate' and (due or 0) <= s.wake) then
         return
     end

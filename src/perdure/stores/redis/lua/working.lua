@@ -72,12 +72,14 @@ end
 
 function chore_kinds.retire(number)
     local owned, all = owned_runs(number, steps + 1)
+    local stopping = {}
     for _, run in ipairs(owned) do
-        change(run).cut = nil
         move(run, 'queued')
+        stopping[#stopping + 1] = run.s.why and run
         tell('work')
         tell('status')
     end
+    end_held(stopping)
     steps = steps - #owned
     if all then
         begin_chore('forget', number, { cursor = '0' })
@@ -134,6 +136,7 @@ end
 
 function chore_kinds.take_back(number, judged)
     local owned, all = owned_runs(number, steps + 1)
+    local stopping = {}
     for _, run in ipairs(owned) do
         local s = change(run)
         local pause = 0
@@ -160,9 +163,11 @@ function chore_kinds.take_back(number, judged)
             else
                 move(run, 'queued')
             end
+            s.cut = true
+            stopping[#stopping + 1] = s.why and run
         end
-        s.cut = true
     end
+    end_held(stopping)
     if #owned > 0 then
         tell('work')
         tell('status')

@@ -34,6 +34,8 @@ CREATE TABLE run (
     cut_off INTEGER NOT NULL DEFAULT 0,
     wake_at INTEGER,                      -- when its timer is due; NULL as soon as it is queued
     deadline INTEGER,
+    due INTEGER,                          -- of one that waits behind others to begin: not before then, and the time
+    timeout INTEGER,                      -- that it has from when it may; NULL as soon as it is queued or scheduled
     cancelling TEXT,                      -- why it is to be cancelled; NULL when it is not
     overdue INTEGER NOT NULL DEFAULT 0,   -- whether that is for its deadline; means nothing without `cancelling`
     created_at INTEGER NOT NULL,
@@ -189,7 +191,12 @@ BEGIN
         failed = failed + (new.state = 'failed') - (old.state = 'failed'),
         cancelled = cancelled + (new.state = 'cancelled') - (old.state = 'cancelled')
     WHERE id = new.batch;
-    UPDATE run SET state = 'queued', wake_at = NULL
+    UPDATE run SET
+        state = CASE WHEN due > new.finished_at THEN 'scheduled' ELSE 'queued' END,
+        wake_at = CASE WHEN due > new.finished_at THEN due END,
+        deadline = CASE WHEN timeout IS NULL THEN deadline ELSE max(coalesce(due, 0), new.finished_at) + timeout END,
+        due = NULL,
+        timeout = NULL
     WHERE state = 'waiting'
         AND id = (SELECT callback FROM batch WHERE id = new.batch AND succeeded + failed + cancelled = total);
 END;
@@ -209,7 +216,12 @@ CREATE TABLE schedule (
 CREATE TRIGGER schedule_goes_on AFTER UPDATE OF finished_at ON run
 WHEN new.schedule IS NOT NULL AND new.finished_at IS NOT NULL AND old.finished_at IS NULL
 BEGIN
-    UPDATE run SET state = 'queued', wake_at = NULL
+    UPDATE run SET
+        state = CASE WHEN due > new.finished_at THEN 'scheduled' ELSE 'queued' END,
+        wake_at = CASE WHEN due > new.finished_at THEN due END,
+        deadline = CASE WHEN timeout IS NULL THEN deadline ELSE max(coalesce(due, 0), new.finished_at) + timeout END,
+        due = NULL,
+        timeout = NULL
     WHERE seq = (
         SELECT r.seq FROM run AS r INDEXED BY run_schedule
         WHERE r.schedule = new.schedule AND r.finished_at IS NULL ORDER BY r.seq LIMIT 1

@@ -15,8 +15,13 @@ SELECT r.id FROM json_each(:runs) AS e CROSS JOIN run AS r ON r.id = e.value
 WHERE r.batch IS NOT :batch LIMIT 1;
 
 -- name: complete
--- Queues the callback of a batch of which nothing is left to wait for. Uses primary keys.
-UPDATE run SET state = 'queued'
+-- Queues the callback of a batch of which nothing is left to wait for, or lets its delay run. Uses primary keys.
+UPDATE run SET
+    state = CASE WHEN due > :now THEN 'scheduled' ELSE 'queued' END,
+    wake_at = CASE WHEN due > :now THEN due END,
+    deadline = CASE WHEN timeout IS NULL THEN deadline ELSE max(coalesce(due, 0), :now) + timeout END,
+    due = NULL,
+    timeout = NULL
 WHERE state = 'waiting'
     AND id = (
         SELECT b.callback FROM batch AS b WHERE b.id = :batch AND b.succeeded + b.failed + b.cancelled = b.total

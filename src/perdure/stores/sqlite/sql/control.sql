@@ -49,6 +49,29 @@ INSERT OR REPLACE INTO outcome (run, body) SELECT value, :body FROM json_each(:r
 UPDATE run SET cancelling = :reason, overdue = :overdue
 WHERE seq IN (SELECT value FROM json_each(:runs)) AND cancelling IS NULL;
 
+-- name: held
+-- Of runs that came back while they are being cancelled, those that nobody may claim (see perdure.blame), with why. Uses
+-- primary keys; walks the workers, which are few, for a run that is pinned to a version.
+SELECT json_group_array(json_array(r.seq, r.cancelling, json(CASE WHEN r.overdue THEN 'true' ELSE 'false' END)))
+FROM json_each(:runs) AS e
+CROSS JOIN run AS r ON r.seq = e.value
+CROSS JOIN lane AS l ON l.id = r.lane
+WHERE r.state = 'queued'
+    AND r.cancelling IS NOT NULL
+    AND (
+        l.paused
+        OR r.held IN ('group', 'paused')
+        OR (
+            l.version <> ''
+            AND NOT EXISTS (SELECT 1 FROM worker_lane AS s WHERE s.lane = l.id AND s.worker IS NOT :leaving)
+            AND EXISTS (
+                SELECT 1
+                FROM worker AS w CROSS JOIN json_each(w.queues) AS q CROSS JOIN json_each(w.workflows) AS f
+                WHERE w.id IS NOT :leaving AND q.value = l.queue AND f.value = l.workflow
+            )
+        )
+    );
+
 -- name: position
 -- Where a checkpoint stands. Uses checkpoint_key.
 SELECT position FROM checkpoint WHERE run = :run AND key = :key;
@@ -60,8 +83,8 @@ DELETE FROM checkpoint WHERE run = :run AND position >= :position;
 -- name: again
 -- Queues runs that ended once more. Uses the primary key.
 UPDATE run SET
-    state = 'queued', attempt = attempt + 1, crashes = 0, cut_off = 0, deadline = NULL, cancelling = NULL,
-    finished_at = NULL, finish = NULL
+    state = 'queued', attempt = attempt + 1, crashes = 0, cut_off = 0, deadline = NULL, due = NULL,
+    timeout = NULL, cancelling = NULL, finished_at = NULL, finish = NULL
 WHERE seq IN (SELECT value FROM json_each(:runs));
 
 -- name: drop_outcomes

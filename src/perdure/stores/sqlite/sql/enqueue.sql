@@ -142,6 +142,10 @@ SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:
 WHERE true
 ON CONFLICT (id) DO UPDATE SET total = total + excluded.total;
 
+-- name: put_behind
+-- Keeps of a run just made, which waits behind others, when it is due and what time it has. Uses the primary key.
+UPDATE run SET due = :due, timeout = :timeout WHERE seq = :run;
+
 -- name: wait_behind
 -- Parks a run just made. Uses the primary key of wait.
 INSERT INTO wait (run, key, what, target) VALUES (:run, :key, :what, :target);

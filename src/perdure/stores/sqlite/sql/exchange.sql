@@ -3,8 +3,8 @@
 
 -- name: head
 -- The store's time (or the one that is given), and what the rest of the exchange depends on: of the claims that are
--- named, those with something to be minded (flags: 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, 16 has a
--- parent, 32 has a session), and whether any has a group; the next times, and when the first session has been idle for
+-- named, those with something to be minded (flags: 1 lost, 2 settled before, 4 being cancelled, 8 has crashed, or was cut
+-- off by a crash, 16 has a parent, 32 has a session), and whether any has a group; the next times, and when the first session has been idle for
 -- long enough; how many sessions the worker may own (NULL when it is not known), and whether a run is ready for it
 -- whose session nobody owns; whether claims have to look at budgets; whether anything is ready for it; and whether it
 -- has to be told of a cancellation or a schedule.
@@ -19,7 +19,7 @@ SELECT
                 CAST(e.key AS INTEGER) AS token,
                 CASE
                     WHEN r.state = 'running' AND r.token = CAST(e.key AS INTEGER) THEN
-                        (r.cancelling IS NOT NULL) * 4 + (r.crashes > 0) * 8 + (r.parent IS NOT NULL) * 16
+                        (r.cancelling IS NOT NULL) * 4 + (r.crashes > 0 OR r.cut_off) * 8 + (r.parent IS NOT NULL) * 16
                         + (r.session IS NOT NULL) * 32 + (r.grp IS NOT NULL) * 64
                     WHEN r.settled = CAST(e.key AS INTEGER) THEN 2
                     ELSE 1
@@ -145,12 +145,17 @@ UPDATE signal SET taken = NULL, taken_by = NULL
 WHERE run IN (SELECT value FROM json_each(:runs)) AND taken IS NOT NULL;
 
 -- name: progress
--- Forgets the crashes of runs that made progress. Uses the primary key.
-UPDATE run SET crashes = 0 WHERE seq IN (SELECT value FROM json_each(:runs));
+-- Forgets what a crash cut off of runs that kept something since, and the crashes of those that made progress. Uses the
+-- primary key.
+UPDATE run SET
+    cut_off = 0,
+    crashes = CASE WHEN seq IN (SELECT value FROM json_each(:progressed)) THEN 0 ELSE crashes END
+WHERE seq IN (SELECT value FROM json_each(:runs));
 
 -- name: settle
 -- Ends claims: each goes to a state, with a timer or without. Uses the primary key; ending fires run_ended.
--- The attempt is counted up by `step` (retry), or begins anew when that is NULL (continue). `number` counts those that
+-- The attempt is counted up by `step` (retry), or begins anew when that is NULL (continue); with 0 a run that is queued is
+-- handed back, and what a crash cut off of it before is still to be counted. `number` counts those that
 -- end: those give up their slots here, which saves a trigger to write them once more. (Materialized, so that each part
 -- is taken out of the JSON once, however often it is used.)
 UPDATE run SET
@@ -158,7 +163,7 @@ UPDATE run SET
     wake_at = e.wake_at,
     attempt = coalesce(attempt + e.step, 1),
     crashes = CASE WHEN e.step IS NULL THEN 0 ELSE crashes END,
-    cut_off = 0,
+    cut_off = CASE WHEN e.state = 'queued' AND e.step = 0 THEN cut_off ELSE 0 END,
     worker = NULL,
     settled = e.token,
     cancelling = CASE WHEN e.number IS NULL THEN cancelling END,

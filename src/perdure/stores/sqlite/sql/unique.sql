@@ -46,7 +46,9 @@ UPDATE run SET
         ELSE e.wake_at
     END,
     held = CASE WHEN run.held = 'rate' AND e.wake_at > run.wake_at THEN NULL ELSE run.held END,
-    deadline = e.deadline
+    deadline = CASE WHEN run.state <> 'waiting' THEN e.deadline END,
+    due = CASE WHEN run.state = 'waiting' THEN e.wake_at END,
+    timeout = CASE WHEN run.state = 'waiting' THEN e.deadline - coalesce(e.wake_at, :now) END
 FROM (
     SELECT
         json_extract(value, '$[0]') AS seq,

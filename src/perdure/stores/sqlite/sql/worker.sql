@@ -83,9 +83,14 @@ FROM (
 ) AS e
 WHERE run.seq = e.seq;
 
+-- name: stopping
+-- The runs of an incarnation that are being cancelled. Uses run_cancelling.
+SELECT json_group_array(seq) FROM run INDEXED BY run_cancelling
+WHERE worker = :worker AND state = 'running' AND cancelling IS NOT NULL;
+
 -- name: hand_back
 -- Releases all that an incarnation owns, without counting. Uses run_owned.
-UPDATE run SET state = 'queued', worker = NULL, token = NULL, cut_off = 0
+UPDATE run SET state = 'queued', worker = NULL, token = NULL
 WHERE seq IN (SELECT seq FROM run INDEXED BY run_owned WHERE worker = :worker AND state = 'running');
 
 -- name: forget
