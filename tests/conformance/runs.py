@@ -199,8 +199,9 @@ class Runs:
 
     def _let_begin(self, run: Run) -> None:
         """It waited behind others: its time counts from when it may begin."""
-        now = self.clock.now()
-        due = max(uniques.due(run.start, run.shown.created_at), now)
+        now, made = self.clock.now(), run.shown.created_at
+        due = uniques.due(run.start, made)
+        due = max(due, now) if due > made else now  # one that was due when it was made is due, also if clocks go back
         if run.start.timeout is not None:
             run.shown.deadline = due + run.start.timeout
         self._go(run, State.SCHEDULED if due > now else State.QUEUED, due if due > now else None)
