@@ -184,7 +184,7 @@ BEGIN
                     CASE WHEN NOT w.has THEN NULL WHEN l.seq IN (SELECT unnest(_joined)) THEN l.seq ELSE nextval('place') END
                 )
             FROM (SELECT * FROM looked WHERE seq IS NOT NULL ORDER BY rank, id) AS w
-            WHERE l.seq = w.seq AND l.slot = w.slot
+            WHERE l.seq = w.seq AND l.seq = ANY (ARRAY(SELECT k.seq FROM looked AS k)) AND l.slot = w.slot
                 AND (l.slot = 2 OR (l.state <> 'running' AND (l.started_at IS NULL OR NOT l.keep)))
             RETURNING w.id, l.session, w.has AND w.place IS NOT NULL AS back
         )

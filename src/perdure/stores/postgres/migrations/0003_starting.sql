@@ -580,7 +580,7 @@ BEGIN
             INSERT INTO wait (run, key, what, target)
             SELECT r.seq, 'batch:' || _batch, 'batch', _batch FROM run AS r WHERE r.id = _callback ->> 'id';
             UPDATE live AS l SET ties = l.ties | 64
-            FROM run AS r WHERE r.id = _callback ->> 'id' AND l.seq = r.seq;
+            WHERE l.seq = (SELECT r.seq FROM run AS r WHERE r.id = _callback ->> 'id');
             PERFORM complete_batches(_now, ARRAY[_batch]);
         END IF;
     END IF;

@@ -114,7 +114,7 @@ BEGIN
     PERFORM 1 FROM live AS l WHERE l.seq = ANY (_runs) ORDER BY l.seq DESC FOR UPDATE;
     WITH gone AS (
         DELETE FROM live AS l USING unnest(_runs, _bodies) WITH ORDINALITY AS e (seq, body, number)
-        WHERE l.seq = e.seq
+        WHERE l.seq = e.seq AND l.seq = ANY (_runs)
         RETURNING l.*, e.body, e.number
     ),
     kept AS (
@@ -162,7 +162,8 @@ CREATE FUNCTION tree(_roots bigint[], _children boolean) RETURNS bigint[] LANGUA
         UNION
         SELECT c.seq, c.id FROM tree AS t JOIN run AS c ON c.parent = t.id WHERE _children
     )
-    SELECT coalesce(array_agg(l.seq ORDER BY l.seq DESC), '{}') FROM tree AS t JOIN live AS l ON l.seq = t.seq
+    SELECT coalesce(array_agg(l.seq ORDER BY l.seq DESC), '{}')
+    FROM tree AS t CROSS JOIN LATERAL (SELECT x.seq FROM live AS x WHERE x.seq = t.seq OFFSET 0) AS l
 $$;
 
 -- Ends runs and what descends from them where nobody owns them, and asks for the end of those that are running; the

@@ -206,7 +206,7 @@ BEGIN
     turned AS (
         SELECT t.*, row_number() OVER (PARTITION BY t.queue ORDER BY t.priority, t.place) AS turn FROM taken AS t
     ),
-    sized AS (
+    sized AS MATERIALIZED (
         SELECT
             t.seq, r.id, r.input, r.created_at,
             row_number() OVER turns AS number,
@@ -221,7 +221,7 @@ BEGIN
             started_at = coalesce(l.started_at, _clock, (SELECT clock_ms())),
             seat = CASE WHEN l.session IS NOT NULL THEN 3 END
         FROM sized AS s
-        WHERE l.seq = s.seq AND (s.number = 1 OR s.bytes <= _bytes)
+        WHERE l.seq = s.seq AND l.seq = ANY (ARRAY(SELECT z.seq FROM taken AS z)) AND (s.number = 1 OR s.bytes <= _bytes)
         RETURNING
             l.token, l.seq, l.lane, l.attempt, l.session, s.id, s.input, s.created_at,
             CASE
@@ -445,7 +445,7 @@ BEGIN
                     END IF;
                     -- Kept until the rate of its group lets it begin.
                     UPDATE live AS l SET state = 'scheduled', held = 'rate', wake_at = _late, seat = NULL
-                    WHERE l.seq = _heads.seqs[_i] AND l.state = 'queued' AND l.held IS NULL;
+                    WHERE l.seq = _heads.seqs[_i] AND (l.state, l.held) IS NOT DISTINCT FROM ('queued', NULL);
                     _touched := _touched || _heads.sessions[_i];
                     _progress := true;
                     CONTINUE heads;
@@ -477,7 +477,9 @@ BEGIN
                     seat = CASE WHEN l.session IS NOT NULL THEN 3 END
                 WHERE l.seq = (
                     SELECT x.seq FROM live AS x
-                    WHERE x.seq = _heads.seqs[_i] AND x.state = 'queued' AND x.held IS NULL FOR NO KEY UPDATE SKIP LOCKED
+                    -- Said in this way, so that live_ready is not taken for it, and walked from end to end.
+                    WHERE x.seq = _heads.seqs[_i] AND (x.state, x.held) IS NOT DISTINCT FROM ('queued', NULL)
+                    FOR NO KEY UPDATE SKIP LOCKED
                 );
                 CONTINUE heads WHEN NOT FOUND;
                 claimed := claimed + 1;

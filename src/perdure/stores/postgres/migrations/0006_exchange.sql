@@ -4,6 +4,9 @@
 
 BEGIN;
 
+-- What joins `live` to what is named looks it up by `= ANY` as well: after a VACUUM while somebody's snapshot holds what
+-- has gone, the server believes that there are no rows on its many pages, and that to walk them costs nothing.
+
 -- Whether a run that is looked up is running. Said in this way, so that live_owned is not taken for it, and walked from
 -- end to end.
 CREATE FUNCTION is_running(_state text) RETURNS boolean LANGUAGE sql IMMUTABLE AS
@@ -13,7 +16,7 @@ $$ SELECT _state NOT IN ('queued', 'scheduled', 'waiting') $$;
 CREATE FUNCTION refused(_refs bigint[], _tokens bigint[], _settling bigint[]) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     SELECT array_agg(DISTINCT e.token)
     FROM unnest(_refs, _tokens) AS e (ref, token)
-    LEFT JOIN live AS l ON l.seq = e.ref
+    LEFT JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_refs)
     LEFT JOIN ended AS d ON d.seq = e.ref
     WHERE e.token IS NOT NULL
         AND (is_running(l.state) AND l.token = e.token) IS NOT TRUE
@@ -41,7 +44,7 @@ BEGIN
             CASE WHEN l.cancelling IS NOT NULL THEN 'release' ELSE e.asked END AS to,
             l.slot AS slot_before, l.started_at AS begun
         FROM unnest(_refs, _tokens, _tos, _bodies, _delays, _ats) AS e (ref, token, asked, body, delay, at)
-        JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
+        JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_refs) AND l.token = e.token AND is_running(l.state)
     ),
     changed AS (
         UPDATE live AS l SET
@@ -64,7 +67,7 @@ BEGIN
                 WHEN l.session IS NULL OR t.to = 'park' OR (t.to = 'retry' AND t.delay > 0) THEN NULL ELSE 2
             END
         FROM told AS t
-        WHERE l.seq = t.ref
+        WHERE l.seq = t.ref AND l.seq = ANY (_refs)
         RETURNING l.seq, t.to, l.state, l.grp, l.session, t.begun, l.cancelling
     )
     SELECT
@@ -110,9 +113,9 @@ BEGIN
                         )
                     )
                     OR (
-                        w.what = 'run' AND NOT EXISTS (
-                            SELECT 1 FROM run AS r JOIN live AS t ON t.seq = r.seq WHERE r.id = w.target
-                        )
+                        w.what = 'run' AND (
+                            SELECT t.seq FROM live AS t WHERE t.seq = (SELECT r.seq FROM run AS r WHERE r.id = w.target)
+                        ) IS NULL
                     )
                 )
         )) > 0 OR ready;
@@ -159,7 +162,10 @@ CREATE FUNCTION seen(_now bigint, _watches jsonb) RETURNS text LANGUAGE sql STAB
         'missing', w.what = 'run' AND t.seq IS NULL
     ))::text
     FROM jsonb_to_recordset(_watches) AS w (ref bigint, token bigint, key text, what text, target text, at bigint)
-    JOIN live AS l ON l.seq = w.ref AND l.token = w.token AND is_running(l.state)
+    -- Looked up for each one, whatever the server knows of the table.
+    CROSS JOIN LATERAL (
+        SELECT 1 FROM live AS l WHERE l.seq = w.ref AND l.token = w.token AND is_running(l.state) OFFSET 0
+    ) AS l
     LEFT JOIN LATERAL (
         SELECT m.position, m.name, m.body FROM signal AS m
         WHERE w.what = 'signal' AND m.run = w.ref AND m.name = w.target AND m.body IS NOT NULL
@@ -357,7 +363,8 @@ BEGIN
                 FROM jsonb_array_elements(_save_starts) WITH ORDINALITY AS s (start, number)
                 JOIN unnest(_save_starting) WITH ORDINALITY AS p (place, number) USING (number)
                 JOIN live AS l
-                    ON l.seq = _save_refs[p.place] AND l.token = _save_tokens[p.place] AND is_running(l.state)
+                    ON l.seq = _save_refs[p.place] AND l.seq = ANY (_save_refs)
+                    AND l.token = _save_tokens[p.place] AND is_running(l.state)
             ) AS e;
             IF _kept.starts IS NOT NULL THEN
                 SELECT s.* INTO _started FROM start_children(now, _kept.starts, _kept.makers) AS s;
@@ -393,7 +400,7 @@ BEGIN
                 _save_refs, _save_tokens, _save_keys, _save_kinds, _save_outcomes, _save_bodies, _save_attempts,
                 _save_digests, _save_ats, _save_begun
             ) WITH ORDINALITY AS e (ref, token, key, kind, outcome, body, attempts, digest, at, begun, place)
-            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
+            JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_save_refs) AND l.token = e.token AND is_running(l.state)
         ),
         latest AS (
             -- Of several words about one checkpoint the last one.
@@ -424,11 +431,11 @@ BEGIN
             -- At 0 they give back what they had taken.
             UPDATE signal AS s SET body = s.taken, taken = NULL, taken_by = NULL
             FROM unnest(_save_refs, _save_tokens, _save_consumes, _save_keys) AS e (ref, token, position, key)
-            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
+            JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_save_refs) AND l.token = e.token AND is_running(l.state)
             WHERE e.position = 0 AND s.run = e.ref AND s.taken_by = e.key AND s.taken IS NOT NULL;
             UPDATE signal AS s SET taken = s.body, taken_by = e.key, body = NULL
             FROM unnest(_save_refs, _save_tokens, _save_consumes, _save_keys) AS e (ref, token, position, key)
-            JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
+            JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_save_refs) AND l.token = e.token AND is_running(l.state)
             WHERE s.run = e.ref AND s.position = e.position AND s.body IS NOT NULL;
         END IF;
     END IF;
@@ -441,7 +448,7 @@ BEGIN
     IF _tell_refs IS NOT NULL THEN
         INSERT INTO status AS s (run, body)
         SELECT e.ref, e.status FROM unnest(_tell_refs, _tell_tokens, _tells) AS e (ref, token, status)
-        JOIN live AS l ON l.seq = e.ref AND l.token = e.token AND is_running(l.state)
+        JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_tell_refs) AND l.token = e.token AND is_running(l.state)
         ON CONFLICT (run) DO UPDATE SET body = excluded.body;
         GET DIAGNOSTICS _count = ROW_COUNT;
         _odd := _odd OR _count < cardinality(_tell_refs);
@@ -452,7 +459,7 @@ BEGIN
             DELETE FROM live AS l
             USING unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
                 AS e (ref, token, state, body, cause, number)
-            WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state)
+            WHERE l.seq = e.ref AND l.seq = ANY (_end_refs) AND l.token = e.token AND is_running(l.state)
             RETURNING
                 l.seq, l.place, l.token, l.started_at, l.deadline, l.lane, l.attempt, l.crashes, l.ties, l.grp, l.session,
                 l.slot, coalesce(e.state, 'succeeded') AS state, e.body, e.cause, e.number

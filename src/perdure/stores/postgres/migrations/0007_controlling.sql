@@ -6,7 +6,9 @@ BEGIN;
 CREATE FUNCTION found(_id text, OUT seq bigint, OUT state text) LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT r.seq, coalesce(l.state, d.state) INTO seq, state
-    FROM run AS r LEFT JOIN live AS l ON l.seq = r.seq LEFT JOIN ended AS d ON d.seq = r.seq
+    FROM run AS r
+    LEFT JOIN LATERAL (SELECT x.state FROM live AS x WHERE x.seq = r.seq OFFSET 0) AS l ON true
+    LEFT JOIN ended AS d ON d.seq = r.seq
     WHERE r.id = _id;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no run % in this store', quote_literal(_id) USING ERRCODE = 'PD001';
@@ -318,7 +320,9 @@ BEGIN
             coalesce(array_agg(d.seq ORDER BY d.seq) FILTER (WHERE d.seq IS NOT NULL), '{}') AS ended,
             array_agg(DISTINCT l.worker) FILTER (WHERE l.state = 'running') AS workers
         INTO _found
-        FROM tree AS t LEFT JOIN live AS l ON l.seq = t.seq LEFT JOIN ended AS d ON d.seq = t.seq;
+        FROM tree AS t
+        LEFT JOIN LATERAL (SELECT x.seq, x.state, x.worker FROM live AS x WHERE x.seq = t.seq OFFSET 0) AS l ON true
+        LEFT JOIN ended AS d ON d.seq = t.seq;
         IF cardinality(_found.live) > 0 AND NOT _force THEN
             RAISE EXCEPTION '% of the % runs that go with run % have not ended: cancel it first, or force',
                 cardinality(_found.live), cardinality(_found.family), _run_id USING ERRCODE = 'PD003';

@@ -92,7 +92,7 @@ BEGIN
             seat = CASE WHEN l.session IS NULL OR v.state <> 'queued' THEN NULL ELSE 2 END,
             slot = CASE WHEN l.slot > 0 AND v.state = 'scheduled' AND NOT l.keep THEN 0 ELSE l.slot END
         FROM unnest(_runs, _tokens, _states, _crashes, _wake_ats) AS v (seq, token, state, crashes, wake_at)
-        WHERE l.seq = v.seq AND l.token = v.token AND l.state = 'running' AND l.worker = ANY (_dead)
+        WHERE l.seq = v.seq AND l.seq = ANY (_runs) AND l.token = v.token AND l.state = 'running' AND l.worker = ANY (_dead)
         RETURNING l.seq, l.grp, l.session, l.cancelling
     )
     SELECT

@@ -301,7 +301,7 @@ SELECT json_agg(json_build_object(
     'seats', (SELECT count(*) FROM perdure.live AS p WHERE p.session = l.session AND p.seat = 1)
 ))::text
 FROM unnest($1::bigint[]) AS e (seq)
-JOIN perdure.live AS l ON l.seq = e.seq
+JOIN perdure.live AS l ON l.seq = e.seq AND l.seq = ANY ($1)
 JOIN perdure.lane AS a ON a.id = l.lane
 LEFT JOIN perdure.grp AS g ON g.id = l.grp
 LEFT JOIN perdure.session AS s ON s.id = l.session
