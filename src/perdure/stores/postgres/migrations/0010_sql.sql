@@ -289,6 +289,15 @@ BEGIN
     END IF;
 END $$;
 
+-- Raises PD020 where a transaction does not see what others have committed since it began.
+CREATE FUNCTION check_isolation(_why text) RETURNS void LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION '%: use READ COMMITTED, not %', _why, upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'PD020';
+    END IF;
+END $$;
+
 -- --- what applications call
 
 -- Makes runs within the caller's transaction, from a JSON list of starts.
@@ -296,11 +305,8 @@ CREATE FUNCTION start_later(
     _clock bigint, _starts jsonb, OUT ids text[], OUT existed boolean[], OUT same boolean[]
 ) LANGUAGE plpgsql AS $$
 BEGIN
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
-        AND EXISTS (SELECT 1 FROM jsonb_array_elements(_starts) AS e WHERE e ? 'unique')
-    THEN
-        RAISE EXCEPTION 'a start with a unique key has to see who has the key: use READ COMMITTED, not %',
-            upper(current_setting('transaction_isolation')) USING ERRCODE = 'PD020';
+    IF EXISTS (SELECT 1 FROM jsonb_array_elements(_starts) AS e WHERE e ? 'unique') THEN
+        PERFORM check_isolation('a start with a unique key has to see who has the key');
     END IF;
     SELECT s.ids, s.existed, s.same INTO ids, existed, same
     FROM start_all(coalesce(_clock, clock_ms()), _starts, NULL, false, true) AS s;
@@ -530,6 +536,7 @@ DECLARE
     _crashed boolean;
 BEGIN
     PERFORM check_here(_all ->> 'here');
+    PERFORM check_isolation('a step that is kept in a transaction has to see whether its run is its worker''s still');
     PERFORM 1 FROM worker AS w WHERE w.id = _token >> 40 FOR KEY SHARE;
     IF NOT FOUND THEN
         RETURN '{"refused": "lost"}';
