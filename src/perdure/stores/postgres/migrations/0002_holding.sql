@@ -42,10 +42,10 @@ END $$;
 
 -- Gives the seats of sessions to the first ones of their ready runs, at most 64; the others are in the line. So
 -- ownership changes at a cost that does not depend on how many runs a session has. Uses live_seat.
-CREATE FUNCTION reseat(_now bigint, _sessions integer[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION reseat(_now bigint, _sessions bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _session record;
-    _id integer;
+    _id bigint;
 BEGIN
     FOR _id IN SELECT DISTINCT e FROM unnest(_sessions) AS e WHERE e IS NOT NULL LOOP
         SELECT s.owner, s.idle_until INTO _session FROM session AS s WHERE s.id = _id FOR NO KEY UPDATE SKIP LOCKED;
@@ -107,14 +107,14 @@ END $$;
 -- so groups take turns. `_set` says that a limit or a pause was set: a pause sends back into the line what has not begun, and
 -- what comes back later keeps its slot. All groups are looked at by the same statements.
 CREATE FUNCTION admit(
-    _now bigint, _groups integer[], _joined bigint[] DEFAULT NULL, _set boolean DEFAULT false
+    _now bigint, _groups bigint[], _joined bigint[] DEFAULT NULL, _set boolean DEFAULT false
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    _open integer[];
+    _open bigint[];
     _held record;
-    _again integer[];
-    _seated integer[];
-    _sessions integer[];
+    _again bigint[];
+    _seated bigint[];
+    _sessions bigint[];
 BEGIN
     SELECT array_agg(g.id) AS free, count(g.id) < (SELECT count(DISTINCT e) FROM unnest(_groups) AS e) AS busy INTO _held
     FROM (SELECT g.id FROM grp AS g WHERE g.id = ANY (_groups) FOR NO KEY UPDATE SKIP LOCKED) AS g;
@@ -269,8 +269,8 @@ END $$;
 -- Does what was left to the next exchange, a bounded number.
 CREATE FUNCTION catch_up(_now bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    _groups integer[];
-    _sessions integer[];
+    _groups bigint[];
+    _sessions bigint[];
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM recheck) THEN
         RETURN false;
@@ -295,8 +295,8 @@ END $$;
 -- many. Locks them, the highest number first. Uses the primary key.
 CREATE FUNCTION queue_up(_now bigint, _runs bigint[]) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
-    _groups integer[];
-    _sessions integer[];
+    _groups bigint[];
+    _sessions bigint[];
     _queued integer;
     _locked bigint[];
 BEGIN

@@ -199,8 +199,8 @@ END $$;
 -- Hands runs back for a second, without counting: what they start could not be made. Uses the primary key.
 CREATE FUNCTION come_again(_now bigint, _runs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    _groups integer[];
-    _sessions integer[];
+    _groups bigint[];
+    _sessions bigint[];
 BEGIN
     WITH moved AS (
         UPDATE live AS l SET

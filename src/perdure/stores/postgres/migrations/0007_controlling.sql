@@ -232,7 +232,7 @@ CREATE FUNCTION erase(_now bigint, _runs bigint[]) RETURNS integer LANGUAGE plpg
 DECLARE
     _gone record;
     _ids text[];
-    _left integer[];
+    _left bigint[];
 BEGIN
     WITH facts AS (
         DELETE FROM run AS r WHERE r.seq = ANY (_runs) RETURNING r.id, r.lane, r.seq, r.grp, r.session, r.batch

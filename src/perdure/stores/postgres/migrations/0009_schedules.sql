@@ -161,7 +161,7 @@ DECLARE
     _new record;
     _debt bigint;
     _number bigint;
-    _groups integer[];
+    _groups bigint[];
 BEGIN
     -- Of two that set what was never set, the second one waits here.
     PERFORM pg_advisory_xact_lock(hashtextextended(current_schema() || chr(31) || _kind || chr(31) || _name, 11));

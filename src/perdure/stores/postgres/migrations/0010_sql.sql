@@ -42,8 +42,8 @@ END $$;
 CREATE FUNCTION join_up(_now bigint, _queue text, _group text, _limit integer, _session text, _runs bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    _grp integer;
-    _ses integer;
+    _grp bigint;
+    _ses bigint;
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM run AS r WHERE r.seq = ANY (_runs)) THEN
         RETURN;
