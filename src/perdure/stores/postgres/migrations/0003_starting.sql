@@ -466,6 +466,14 @@ BEGIN
         FROM make_all(_now, _starts, _makers, _behind, _later) AS m;
         RETURN;
     END IF;
+    -- All keys in one order: those of another list may be the same ones.
+    PERFORM pg_advisory_xact_lock(k.lock)
+    FROM (
+        SELECT DISTINCT key_lock(e ->> 'workflow', e #>> '{unique,key}') AS lock
+        FROM jsonb_array_elements(_starts) AS e
+        WHERE e ? 'unique' AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = e ->> 'id')
+        ORDER BY 1
+    ) AS k;
     FOR _start, _place IN SELECT e.start, e.place FROM jsonb_array_elements(_starts) WITH ORDINALITY AS e (start, place)
     LOOP
         _kind := coalesce(_start #>> '{unique,on_conflict}', 'existing');

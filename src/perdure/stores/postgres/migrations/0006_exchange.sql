@@ -490,8 +490,13 @@ BEGIN
     IF _end_refs IS NOT NULL THEN
         WITH removed AS (
             DELETE FROM live AS l
-            USING unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
-                AS e (ref, token, state, body, cause, number)
+            -- The highest number first, as whoever cancels locks them.
+            USING (
+                SELECT u.*
+                FROM unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
+                    AS u (ref, token, state, body, cause, number)
+                ORDER BY u.ref DESC
+            ) AS e
             WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state)
             RETURNING
                 l.seq, l.place, l.token, l.started_at, l.deadline, l.lane, l.attempt, l.crashes, l.ties, l.grp, l.session,

@@ -67,9 +67,9 @@ END $$;
 -- the end of the transaction. Uses live_unique.
 CREATE FUNCTION taken(_runs bigint[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(k.key, 7))
+    PERFORM pg_advisory_xact_lock(k.lock)
     FROM (
-        SELECT DISTINCT current_schema() || chr(31) || l.workflow || chr(31) || r.unique_key AS key
+        SELECT DISTINCT key_lock(l.workflow, r.unique_key) AS lock
         FROM run AS r JOIN lane AS l ON l.id = r.lane WHERE r.seq = ANY (_runs) AND r.unique_key IS NOT NULL
         ORDER BY 1
     ) AS k;
