@@ -313,6 +313,22 @@ BEGIN
     PERFORM pg_notify(channel(), 'w');
 END $$;
 
+-- Whether a worker whose lease holds takes runs of a workflow from a queue, and of a version, if they are pinned to one.
+-- Walks the workers.
+CREATE FUNCTION is_served(_queue text, _workflow text, _version text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT 1 FROM worker AS w JOIN lease AS e ON e.worker = w.id
+        WHERE e.until > clock_ms() AND _workflow = ANY (w.workflows) AND _queue = ANY (w.queues)
+            AND (
+                _version IS NULL
+                OR EXISTS (
+                    SELECT 1 FROM generate_series(1, cardinality(w.versions), 2) AS i
+                    WHERE w.versions[i] = _workflow AND w.versions[i + 1] = _version
+                )
+            )
+    )
+$$;
+
 -- Makes a run within the caller's transaction and returns its id. `args` are the workflow's arguments by name. A start
 -- whose id or unique key is there already returns that run's id. What holds for the workflow's starts in Python code
 -- (queue, group, timeout …) is not known here.
@@ -343,6 +359,7 @@ CREATE FUNCTION start(
 #variable_conflict use_variable
 DECLARE
     _input text;
+    _what text;
     _label record;
     _kind text := on_conflict;
     _period bigint := 0;
@@ -399,16 +416,16 @@ BEGIN
             RAISE EXCEPTION 'a run has at most 20 labels; larger data goes into its input' USING ERRCODE = 'PD020';
         END IF;
     END IF;
-    IF NOT EXISTS (SELECT 1 FROM worker AS w WHERE workflow = ANY (w.workflows) AND queue = ANY (w.queues)) THEN
+    IF NOT is_served(queue, workflow, version) THEN
+        _what := format('workflow %s%s on queue %s', workflow, ' of version ' || version, queue);
         IF known THEN
-            RAISE EXCEPTION 'no live worker serves workflow % on queue %: is the name right, and does a worker run?',
-                workflow, queue USING ERRCODE = 'PD023';
+            RAISE EXCEPTION 'no live worker serves %: is the name right, and does a worker run?', _what
+                USING ERRCODE = 'PD023';
         END IF;
         -- Once for all starts of a transaction, of which there may be thousands.
-        IF current_setting('pd.told', true) IS DISTINCT FROM concat_ws(',', queue, workflow) THEN
-            PERFORM set_config('pd.told', concat_ws(',', queue, workflow), true);
-            RAISE WARNING 'no live worker serves workflow % on queue %: its run waits for one', workflow, queue
-                USING ERRCODE = 'PD023';
+        IF current_setting('pd.told', true) IS DISTINCT FROM _what THEN
+            PERFORM set_config('pd.told', _what, true);
+            RAISE WARNING 'no live worker serves %: its run waits for one', _what USING ERRCODE = 'PD023';
         END IF;
     END IF;
     IF debounce IS NOT NULL THEN
