@@ -266,14 +266,18 @@ BEGIN
     END IF;
 END $$;
 
--- Does what was left to the next exchange, a bounded number.
-CREATE FUNCTION catch_up(_now bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Does what was left to the next exchange, a bounded number; tells whether it did anything, and whether all that is left
+-- waits for transactions of applications (`held`).
+CREATE FUNCTION catch_up(_now bigint, OUT ready boolean, OUT held boolean) LANGUAGE plpgsql AS $$
 DECLARE
     _groups bigint[];
     _sessions bigint[];
+    _taken record;
 BEGIN
+    ready := false;
+    held := false;
     IF NOT EXISTS (SELECT 1 FROM recheck) THEN
-        RETURN false;
+        RETURN;
     END IF;
     WITH taken AS (
         DELETE FROM recheck
@@ -283,12 +287,14 @@ BEGIN
         RETURNING grp, session
     )
     SELECT array_agg(grp), array_agg(session) INTO _groups, _sessions FROM taken;
+    ready := _groups IS NOT NULL;
     PERFORM admit(_now, _groups);
     PERFORM reseat(_now, _sessions);
     IF EXISTS (SELECT 1 FROM recheck AS r WHERE r.word IS NOT NULL) THEN
-        PERFORM take_in_all(_now);
+        SELECT t.* INTO _taken FROM take_in_all(_now) AS t;
+        ready := ready OR _taken.done;
+        held := _taken.held AND NOT EXISTS (SELECT 1 FROM recheck AS r WHERE r.word IS NULL);
     END IF;
-    RETURN true;
 END $$;
 
 -- Has runs that wait, or are scheduled, come into the queue, by way of their group and their session; returns how

@@ -307,6 +307,8 @@ DECLARE
     _put_back bigint[];
     _outlook record;
     _walked bigint;
+    _left record;
+    _held boolean := false;
 BEGIN
     now := coalesce(_clock, clock_ms());
     gone := false;
@@ -586,7 +588,9 @@ BEGIN
             _ready := give_up(now, _worker) OR _ready;
         END IF;
         IF _head.recheck THEN
-            _ready := catch_up(now) OR _ready;
+            SELECT c.* INTO _left FROM catch_up(now) AS c;
+            _ready := _left.ready OR _ready;
+            _held := _left.held;
         END IF;
         IF _head.timer <= now THEN
             _count := queue_up(now, ARRAY(
@@ -715,10 +719,11 @@ BEGIN
     END IF;
     -- Workers set their clocks by this: nothing that they are given began later.
     now := coalesce(_clock, clock_ms());
-    -- What somebody else had in hand. Nobody is told of it: all would tell each other, as long as it is there.
+    -- What somebody else had in hand. Nobody is told of it: all would tell each other, as long as it is there. What
+    -- transactions of applications hold may take long, and their commit calls.
     IF NOT (_silent OR _brief) THEN
         IF EXISTS (SELECT 1 FROM recheck) THEN
-            next_at := least(next_at, now + 50);
+            next_at := least(next_at, now + CASE WHEN _held THEN 1000 ELSE 50 END);
         END IF;
     END IF;
 END $$;

@@ -124,8 +124,9 @@ EXCEPTION
         RETURN 'done';
 END $$;
 
--- Does what was left to workers, in its order, a bounded number. One does it at a time, so that signals keep their order.
-CREATE FUNCTION take_in_all(_now bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- Does what was left to workers, in its order, a bounded number; tells whether anything was done, and whether all that is
+-- left waits for transactions of applications. One does it at a time, so that signals keep their order.
+CREATE FUNCTION take_in_all(_now bigint, OUT done boolean, OUT held boolean) LANGUAGE plpgsql AS $$
 DECLARE
     _left record;
     _about text;
@@ -135,6 +136,8 @@ DECLARE
     _busy boolean := false;
     _done bigint[] := '{}';
 BEGIN
+    done := false;
+    held := false;
     IF NOT pg_try_advisory_xact_lock(hashtextextended(current_schema(), 10)) THEN
         RETURN;  -- Whoever has it tells everybody when he is done.
     END IF;
@@ -158,9 +161,11 @@ BEGIN
         EXIT WHEN cardinality(_done) = 200 OR _late = 5;
     END LOOP;
     DELETE FROM recheck AS r WHERE r.id = ANY (_done);
+    done := cardinality(_done) > 0;
+    held := NOT (done OR _busy) AND cardinality(_waiting) > 0;
     -- Others may run, and watch for what came; and more may have come. But nobody looks more often than he would anyway
     -- for what transactions of applications hold.
-    IF _busy OR cardinality(_done) > 0 OR cardinality(_waiting) = 0 THEN
+    IF NOT held THEN
         PERFORM tell_work(true);
     END IF;
 END $$;
