@@ -53,10 +53,13 @@ async def test_rows_and_values(connections: Connections) -> None:
 async def test_sessions_have_settings_of_ours(postgres_url: str, postgres: Postgres) -> None:
     database = postgres_url.rpartition("/")[2]
     postgres.run(f"ALTER DATABASE {database} SET idle_session_timeout = '1h'")
+    postgres.run(f"ALTER DATABASE {database} SET default_transaction_isolation = 'serializable'")
     connections = Connections(parse_url(f"{postgres_url}?schema=a%20b&statement_timeout=1234&lock_timeout=77"))
     names = ("search_path", "statement_timeout", "lock_timeout", "application_name", "timezone", "idle_session_timeout")
     rows = await connections.call("SELECT current_setting(name) FROM unnest($1::text[]) AS name", list(names))
     assert [row[0] for row in rows] == ['"a b"', "1234ms", "77ms", "perdure", "UTC", "0"]
+    isolation = await connections.call("SELECT current_setting('transaction_isolation')")
+    assert isolation[0][0] == "read committed"
     await connections.close()
 
 

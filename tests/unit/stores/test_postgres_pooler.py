@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from perdure.errors import StoreError
+from perdure.stores import open_store
 from perdure.stores.base import Topic
 from perdure.stores.postgres import migrate
 from perdure.stores.postgres.connect import Way, find_way
@@ -99,3 +101,18 @@ async def test_wake_ups_take_a_way_of_their_own(
     async with asyncio.timeout(30):
         await woken.wait()
     await subscription.close()
+
+
+@pytest.mark.anyio
+async def test_another_isolation_by_default_is_refused(postgres_url: str, postgres: Postgres) -> None:
+    database = postgres_url.rpartition("/")[2]
+    postgres.run(f"ALTER DATABASE {database} SET default_transaction_isolation = 'repeatable read'")
+    await open_store(postgres_url).migrate()
+    direct = open_store(postgres_url)  # Where sessions are ours, they have what they need.
+    await direct.open()
+    await direct.close()
+    with pgbouncer(postgres_url) as url:
+        store = open_store(url)
+        with pytest.raises(StoreError, match="SET default_transaction_isolation = 'read committed'"):
+            await store.open()
+        await store.close()

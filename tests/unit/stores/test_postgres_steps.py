@@ -461,3 +461,24 @@ async def test_another_store_can_not(url: str) -> None:
         with pytest.raises(RunFailed, match="transaction= needs a store on PostgreSQL"):
             await buy.run()
     assert effects(url) == []
+
+
+async def test_a_transaction_that_can_not_see_who_owns_the_run_keeps_nothing(app: App, url: str) -> None:
+    @asynccontextmanager
+    async def begin() -> AsyncGenerator[asyncpg.Connection[Any]]:
+        async with suspending(url) as connection:
+            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            yield connection
+
+    @step(transaction=begin)
+    async def pay(connection: Any) -> None:
+        await connection.execute("INSERT INTO effect VALUES ('paid')")
+
+    @app.workflow
+    async def buy() -> None:
+        await pay()
+
+    async with app.worker():
+        with pytest.raises(RunFailed, match="use READ COMMITTED, not REPEATABLE READ"):
+            await (await buy.start()).result(10)
+    assert effects(url) == []

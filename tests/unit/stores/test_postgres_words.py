@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from conformance.kit import Worker, checkpoint, ids, message, record, save, settle, start, worker
-from perdure.model import OnConflict, State, Unique
+from conformance.kit import Worker, checkpoint, ids, message, of_queue, record, save, settle, start, worker
+from perdure.model import Limits, OnConflict, State, Unique
 from perdure.stores.postgres import parse_url
 from perdure.stores.postgres.listen import channel
 from perdure.stores.postgres.store import PostgresStore
@@ -132,6 +132,23 @@ async def test_a_group_that_somebody_joins_just_now_is_kept(
         await other.execute("COMMIT")
         assert await other.fetchval("SELECT count(*) FROM perdure.grp") == 1
         assert await other.fetchval("SELECT count(*) FROM perdure.session") == 1
+
+
+async def test_groups_and_sessions_do_not_run_out_of_numbers(store: PostgresStore, postgres_url: str) -> None:
+    """Each time that a group is made anew, since its last run was deleted, it takes another one."""
+    async with connection(postgres_url) as other:
+        for table in ("grp", "session"):
+            await other.execute(f"ALTER TABLE perdure.{table} ALTER id RESTART WITH {2**31}")
+        await other.execute("SELECT perdure.start('ship', '{}', id => 'x', group_key => 'h', session_key => 't')")
+    ada = await worker(store, sessions=3)
+    await store.enqueue([start(id, group="g", session="s") for id in ("a", "b")])
+    claims = await ada.claim(3)
+    assert sorted(ids(claims)) == ["a", "x"]
+    await ada.exchange(settles=[settle(claim) for claim in claims])
+    await store.set_limits(of_queue(), Limits(running=5), "me")
+    assert ids(await ada.claim()) == ["b"]
+    await store.cancel("b", "enough")
+    assert await store.delete("a") == 1
 
 
 async def test_workers_do_not_wait_for_a_transaction_with_a_unique_key(store: PostgresStore, postgres_url: str) -> None:

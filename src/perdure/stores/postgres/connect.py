@@ -29,6 +29,7 @@ _GRACE = 5.0
 _STATEMENTS = 256
 """Prepared statements that a connection keeps."""
 
+_ISOLATION = "read committed"
 _HELLO = "SELECT pg_is_in_recovery(), current_setting('server_encoding')"
 _SETTLE_IN = f"""
 {_HELLO},
@@ -37,10 +38,12 @@ _SETTLE_IN = f"""
        set_config('timezone', 'UTC', false), set_config('enable_seqscan', 'off', false),
        set_config('enable_hashjoin', 'off', false), set_config('enable_mergejoin', 'off', false),
        set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false),
-       set_config('idle_session_timeout', '0', false)
+       set_config('idle_session_timeout', '0', false),
+       set_config('default_transaction_isolation', '{_ISOLATION}', false)
 """
 """Plans are kept, and the tables of a queue may be tiny when one is made and huge when it is used: no plan walks a
-table because that was cheap once, or sorts what an index has in order."""
+table because that was cheap once, or sorts what an index has in order. What waits for a lock looks again once it has
+it, which needs the isolation: a database or a user may have another one by default."""
 _SETTLE_IN_17 = f"{_SETTLE_IN.rstrip()}, set_config('transaction_timeout', '0', false)"
 """From PostgreSQL 17 on."""
 _IDLE_IN_TRANSACTION = 30_000
@@ -74,6 +77,23 @@ async def find_way(location: Location, *, statement_timeout: int | None = None) 
     """Looks what is between us and the server, and gives the connection for it by which it looked. Errors are as those
     of `connect`."""
     return await _made(_connect(location, None, statement_timeout))
+
+
+async def check_isolation(location: Location, connection: Connection) -> None:
+    """Raises `StoreError` where transactions behind a pooler, whose sessions are left as they are, begin with another
+    isolation than what the store needs. Ends the connection then."""
+    try:
+        isolation = await connection.fetchval("SELECT current_setting('transaction_isolation')")
+    except BaseException:
+        connection.terminate()
+        raise
+    if isolation != _ISOLATION:
+        connection.terminate()
+        raise StoreError(
+            f"the store {location.name} is behind a pooler, and its default_transaction_isolation is {isolation!r}:"
+            f" Perdure needs {_ISOLATION!r}, so ALTER ROLE … SET default_transaction_isolation = '{_ISOLATION}' for its"
+            " user, and have the pooler connect anew (RECONNECT)"
+        )
 
 
 async def _made(work: Coroutine[Any, Any, tuple[Way, Connection]]) -> tuple[Way, Connection]:

@@ -186,7 +186,9 @@ def _settings(found: Mapping[str, str]) -> Iterator[Finding]:
         ),
         (
             "default_transaction_isolation", found["default_transaction_isolation"] != "read committed",
-            Severity.WARNING, "workers that claim at once fail and try again", "'read committed'",
+            Severity.WARNING,
+            "transactions of yours can't start runs with unique keys or keep steps, and behind a pooler no store opens",
+            "'read committed'",
         ),
         (
             "work_mem", int(found["work_mem"]) < _LITTLE_MEMORY, Severity.WARNING,

@@ -102,7 +102,7 @@ async def _patiently_apply(
 async def _apply(connection: Connection, location: Location, known: Sequence[Migration], migration: Migration) -> bool:
     """Whether it was this process that applied it."""
     sql = load("migrate", location.schema)
-    async with connection.transaction():
+    async with connection.transaction(isolation="read_committed"):  # What the lock was waited for is to be seen.
         await connection.fetch(sql["settle_in"], quote(location.schema), str(_LOCK_WAIT))
         if connection.get_server_version().major >= 17:
             await connection.execute("SET LOCAL transaction_timeout = 0")

@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 
 from perdure.errors import StoreError
-from perdure.stores.postgres.connect import Connection, Way, connect, find_way, is_ended
+from perdure.stores.postgres.connect import Connection, Way, check_isolation, connect, find_way, is_ended
 from perdure.stores.postgres.errors import DRIVER_ERRORS, is_broken, is_transient, translate
 from perdure.stores.postgres.url import Location
 
@@ -107,10 +107,13 @@ class Connections:
         return pool
 
     async def _connect(self) -> Connection:
-        """Errors are the driver's. The first one tells which way the others take."""
-        if self._way is not None:
-            return await connect(self.location, self._way)
-        self._way, connection = await find_way(self.location)
+        """Errors are the driver's, and those of `connect`. The first one tells which way the others take."""
+        if self._way is None:
+            self._way, connection = await find_way(self.location)
+        else:
+            connection = await connect(self.location, self._way)
+        if self._way is not Way.DIRECT:
+            await check_isolation(self.location, connection)
         return connection
 
 

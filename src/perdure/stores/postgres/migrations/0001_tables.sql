@@ -48,8 +48,8 @@ CREATE TABLE run (
     max_crashes integer NOT NULL,
     created_at bigint NOT NULL,
     ties integer NOT NULL,                -- see `live`
-    grp integer,
-    session integer,
+    grp bigint,
+    session bigint,
     keep boolean,                         -- whether it keeps its slot while it waits or backs off
     debounced boolean,                    -- whether it gives its key up as soon as it begins
     parent text COLLATE "C",
@@ -85,8 +85,8 @@ CREATE TABLE live (
     max_crashes integer NOT NULL,
     -- What it has that few have: 1 a parent, 2 a batch, 4 a unique key, 8 labels, 16 signals, 32 a schedule, 64 waits.
     ties integer NOT NULL,
-    grp integer,
-    session integer,
+    grp bigint,
+    session bigint,
     slot smallint,                        -- in its group: 0 takes no part, 1 has a slot, 2 is in the line for one
     seat smallint,                        -- in its session: 0 is held otherwise, 1 is ready, 2 is in the line, 3 runs
     keep boolean,
@@ -229,7 +229,7 @@ CREATE INDEX schedule_next ON schedule (next_slot) WHERE next_slot IS NOT NULL A
 
 -- One row for each group that any run belongs to.
 CREATE TABLE grp (
-    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     key text COLLATE "C" NOT NULL,
     queue text COLLATE "C" NOT NULL,
     asked integer NOT NULL,               -- the limit that the latest start brought
@@ -240,7 +240,7 @@ CREATE TABLE grp (
 
 -- One row for each session that has an owner, or that any run belongs to.
 CREATE TABLE session (
-    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     key text COLLATE "C" NOT NULL,
     queue text COLLATE "C" NOT NULL,
     owner bigint,                         -- the worker that has it
@@ -254,8 +254,8 @@ CREATE INDEX session_idle ON session (idle_until) WHERE idle_until IS NOT NULL;
 -- and what transactions of applications leave to it, since these must not hold what workers wait for.
 CREATE TABLE recheck (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    grp integer,
-    session integer,
+    grp bigint,
+    session bigint,
     word jsonb                            -- see take_in()
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 

@@ -42,10 +42,10 @@ END $$;
 
 -- Gives the seats of sessions to the first ones of their ready runs, at most 64; the others are in the line. So
 -- ownership changes at a cost that does not depend on how many runs a session has. Uses live_seat.
-CREATE FUNCTION reseat(_now bigint, _sessions integer[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION reseat(_now bigint, _sessions bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     _session record;
-    _id integer;
+    _id bigint;
 BEGIN
     FOR _id IN SELECT DISTINCT e FROM unnest(_sessions) AS e WHERE e IS NOT NULL LOOP
         SELECT s.owner, s.idle_until INTO _session FROM session AS s WHERE s.id = _id FOR NO KEY UPDATE SKIP LOCKED;
@@ -107,14 +107,14 @@ END $$;
 -- so groups take turns. `_set` says that a limit or a pause was set: a pause sends back into the line what has not begun, and
 -- what comes back later keeps its slot. All groups are looked at by the same statements.
 CREATE FUNCTION admit(
-    _now bigint, _groups integer[], _joined bigint[] DEFAULT NULL, _set boolean DEFAULT false
+    _now bigint, _groups bigint[], _joined bigint[] DEFAULT NULL, _set boolean DEFAULT false
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    _open integer[];
+    _open bigint[];
     _held record;
-    _again integer[];
-    _seated integer[];
-    _sessions integer[];
+    _again bigint[];
+    _seated bigint[];
+    _sessions bigint[];
 BEGIN
     SELECT array_agg(g.id) AS free, count(g.id) < (SELECT count(DISTINCT e) FROM unnest(_groups) AS e) AS busy INTO _held
     FROM (SELECT g.id FROM grp AS g WHERE g.id = ANY (_groups) FOR NO KEY UPDATE SKIP LOCKED) AS g;
@@ -266,14 +266,18 @@ BEGIN
     END IF;
 END $$;
 
--- Does what was left to the next exchange, a bounded number.
-CREATE FUNCTION catch_up(_now bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Does what was left to the next exchange, a bounded number; tells whether it did anything, and whether all that is left
+-- waits for transactions of applications (`held`).
+CREATE FUNCTION catch_up(_now bigint, OUT ready boolean, OUT held boolean) LANGUAGE plpgsql AS $$
 DECLARE
-    _groups integer[];
-    _sessions integer[];
+    _groups bigint[];
+    _sessions bigint[];
+    _taken record;
 BEGIN
+    ready := false;
+    held := false;
     IF NOT EXISTS (SELECT 1 FROM recheck) THEN
-        RETURN false;
+        RETURN;
     END IF;
     WITH taken AS (
         DELETE FROM recheck
@@ -283,20 +287,22 @@ BEGIN
         RETURNING grp, session
     )
     SELECT array_agg(grp), array_agg(session) INTO _groups, _sessions FROM taken;
+    ready := _groups IS NOT NULL;
     PERFORM admit(_now, _groups);
     PERFORM reseat(_now, _sessions);
     IF EXISTS (SELECT 1 FROM recheck AS r WHERE r.word IS NOT NULL) THEN
-        PERFORM take_in_all(_now);
+        SELECT t.* INTO _taken FROM take_in_all(_now) AS t;
+        ready := ready OR _taken.done;
+        held := _taken.held AND NOT EXISTS (SELECT 1 FROM recheck AS r WHERE r.word IS NULL);
     END IF;
-    RETURN true;
 END $$;
 
 -- Has runs that wait, or are scheduled, come into the queue, by way of their group and their session; returns how
 -- many. Locks them, the highest number first. Uses the primary key.
 CREATE FUNCTION queue_up(_now bigint, _runs bigint[]) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
-    _groups integer[];
-    _sessions integer[];
+    _groups bigint[];
+    _sessions bigint[];
     _queued integer;
     _locked bigint[];
 BEGIN

@@ -53,8 +53,8 @@ END $$;
 -- of applications, which may be long: counting is left to the workers.
 CREATE FUNCTION make(
     _now bigint, _ids text[], _lanes integer[], _inputs text[], _priorities integer[], _dues bigint[],
-    _deadlines bigint[], _max_crashes integer[], _parents text[], _groups integer[], _keeps boolean[],
-    _sessions integer[], _batches text[], _keys text[], _debounced boolean[], _labels text[], _behind boolean,
+    _deadlines bigint[], _max_crashes integer[], _parents text[], _groups bigint[], _keeps boolean[],
+    _sessions bigint[], _batches text[], _keys text[], _debounced boolean[], _labels text[], _behind boolean,
     _later boolean
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -232,9 +232,9 @@ END $$;
 
 -- The group of a key and queue, made if need be with the limit of this start, unless one is stored: later ones do not
 -- change it. It is kept from being removed until the end of the transaction.
-CREATE FUNCTION group_of(_queue text, _key text, _limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION group_of(_queue text, _key text, _limit integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    _id integer;
+    _id bigint;
 BEGIN
     LOOP
         SELECT g.id INTO _id FROM grp AS g WHERE g.key = _key AND g.queue = _queue FOR KEY SHARE;
@@ -248,9 +248,9 @@ BEGIN
 END $$;
 
 -- The session of a key and queue, made if need be; kept from being removed until the end of the transaction.
-CREATE FUNCTION session_of(_queue text, _key text) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION session_of(_queue text, _key text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    _id integer;
+    _id bigint;
 BEGIN
     LOOP
         SELECT s.id INTO _id FROM session AS s WHERE s.key = _key AND s.queue = _queue FOR KEY SHARE;
@@ -269,7 +269,7 @@ CREATE FUNCTION make_all(
 DECLARE
     _all record;
     _made bigint[];
-    _idle integer[];
+    _idle bigint[];
 BEGIN
     WITH listed AS (
         SELECT
@@ -466,6 +466,14 @@ BEGIN
         FROM make_all(_now, _starts, _makers, _behind, _later) AS m;
         RETURN;
     END IF;
+    -- All keys in one order: those of another list may be the same ones.
+    PERFORM pg_advisory_xact_lock(k.lock)
+    FROM (
+        SELECT DISTINCT key_lock(e ->> 'workflow', e #>> '{unique,key}') AS lock
+        FROM jsonb_array_elements(_starts) AS e
+        WHERE e ? 'unique' AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = e ->> 'id')
+        ORDER BY 1
+    ) AS k;
     FOR _start, _place IN SELECT e.start, e.place FROM jsonb_array_elements(_starts) WITH ORDINALITY AS e (start, place)
     LOOP
         _kind := coalesce(_start #>> '{unique,on_conflict}', 'existing');

@@ -6,7 +6,7 @@ BEGIN;
 -- seats of sessions go on. `_ties` has the bits of all of them together. Returns whether runs became ready. Locks those
 -- that wake, the highest number first, and the batches in their order. Uses wait_run and primary keys.
 CREATE FUNCTION follow(
-    _now bigint, _runs bigint[], _ties integer, _groups integer[], _sessions integer[]
+    _now bigint, _runs bigint[], _ties integer, _groups bigint[], _sessions bigint[]
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     _woken integer := 0;

@@ -147,7 +147,7 @@ DECLARE
     _belows bigint[] := ARRAY[2147483648];
     _queues text[] := ARRAY[''];
     _claims claims;
-    _sessions integer[];
+    _sessions bigint[];
 BEGIN
     -- How many of the first ones lie in each lane: so many are locked there, and no others.
     IF cardinality(_lanes) = 1 AND cardinality(_owners) = 1 AND _floor_lanes IS NULL THEN
@@ -276,8 +276,8 @@ DECLARE
     _owners bigint[] := ARRAY[0];
     _rooms bigint := 0;
     _keeps_until bigint;
-    _new_sessions integer[] := '{}';
-    _touched integer[] := '{}';
+    _new_sessions bigint[] := '{}';
+    _touched bigint[] := '{}';
     _budgets record;
     _left bigint[];
     _debts bigint[];

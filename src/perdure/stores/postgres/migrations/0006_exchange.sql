@@ -182,22 +182,65 @@ CREATE FUNCTION lanes_told(_lanes integer[]) RETURNS text LANGUAGE sql STABLE AS
     FROM lane AS l WHERE l.id = ANY (_lanes)
 $$;
 
--- Makes the runs that checkpoints or schedules start. An id or unique key that somebody's open transaction has is waited
--- for a moment only: what else the worker has to say must not wait for it. NULL when it did not come; nothing is done then.
+-- Makes the runs that checkpoints start. An id or unique key that somebody's open transaction has is waited for a moment
+-- only: what else the worker has to say must not wait for it. Then they are made one by one, with less patience, so that
+-- this holds up no others; NULL for those that did not come, and for what else their makers start.
 CREATE FUNCTION start_children(
     _now bigint, _starts jsonb, _makers bigint[],
     OUT ids text[], OUT existed boolean[], OUT same boolean[]
 ) LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+DECLARE
+    _late bigint[] := '{}';
+    _one record;
 BEGIN
     SELECT s.ids, s.existed, s.same INTO ids, existed, same FROM start_all(_now, _starts, _makers, false, false) AS s;
+EXCEPTION WHEN lock_not_available THEN
+    ids := '{}';
+    existed := '{}';
+    same := '{}';
+    FOR i IN 1..cardinality(_makers) LOOP
+        SELECT NULL::text AS id, NULL::boolean AS existed, NULL::boolean AS same INTO _one;
+        IF _makers[i] <> ALL (_late) AND cardinality(_makers) > 1 THEN
+            SELECT s.* INTO _one FROM start_child(_now, jsonb_build_array(_starts -> (i - 1)), _makers[i:i]) AS s;
+        END IF;
+        IF _one.id IS NULL THEN
+            _late := _late || _makers[i];
+        END IF;
+        ids := array_append(ids, _one.id);
+        existed := array_append(existed, _one.existed);
+        same := array_append(same, _one.same);
+    END LOOP;
+END $$;
+
+-- One of them; NULL when what it waits for did not come.
+CREATE FUNCTION start_child(
+    _now bigint, _start jsonb, _maker bigint[], OUT id text, OUT existed boolean, OUT same boolean
+) LANGUAGE plpgsql SET lock_timeout = '20ms' AS $$
+BEGIN
+    SELECT s.ids[1], s.existed[1], s.same[1] INTO id, existed, same
+    FROM start_all(_now, _start, _maker, false, false) AS s;
 EXCEPTION WHEN lock_not_available THEN
     RETURN;
 END $$;
 
--- The same for schedules: a slot that could not be fired stays due.
+-- The same for schedules: a slot that could not be fired stays due, and the others are.
 CREATE FUNCTION fire(_now bigint, _fires jsonb) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+DECLARE
+    _fired boolean := false;
 BEGIN
     RETURN fire_all(_now, _fires);
+EXCEPTION WHEN lock_not_available THEN
+    IF jsonb_array_length(_fires) > 1 THEN
+        FOR i IN 0..jsonb_array_length(_fires) - 1 LOOP
+            _fired := fire_one(_now, jsonb_build_array(_fires -> i)) OR _fired;
+        END LOOP;
+    END IF;
+    RETURN _fired;
+END $$;
+
+CREATE FUNCTION fire_one(_now bigint, _fire jsonb) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '20ms' AS $$
+BEGIN
+    RETURN fire_all(_now, _fire);
 EXCEPTION WHEN lock_not_available THEN
     RETURN false;
 END $$;
@@ -205,8 +248,8 @@ END $$;
 -- Hands runs back for a second, without counting: what they start could not be made. Uses the primary key.
 CREATE FUNCTION come_again(_now bigint, _runs bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    _groups integer[];
-    _sessions integer[];
+    _groups bigint[];
+    _sessions bigint[];
 BEGIN
     WITH moved AS (
         UPDATE live AS l SET
@@ -270,6 +313,8 @@ DECLARE
     _put_back bigint[];
     _outlook record;
     _walked bigint;
+    _left record;
+    _held boolean := false;
 BEGIN
     now := coalesce(_clock, clock_ms());
     gone := false;
@@ -368,15 +413,12 @@ BEGIN
             ) AS e;
             IF _kept.starts IS NOT NULL THEN
                 SELECT s.* INTO _started FROM start_children(now, _kept.starts, _kept.makers) AS s;
-                IF _started.ids IS NULL THEN
-                    _put_back := _kept.makers;
-                    FOR i IN 1..cardinality(_kept.places) LOOP
-                        _save_refs[_kept.places[i]] := NULL;
-                    END LOOP;
-                END IF;
                 _ready := array_position(_started.existed, false) IS NOT NULL;
-                FOR i IN 1..coalesce(cardinality(_started.ids), 0) LOOP
-                    IF NOT _started.same[i] THEN
+                FOR i IN 1..cardinality(_started.ids) LOOP
+                    IF _started.ids[i] IS NULL THEN
+                        _put_back := _put_back || _kept.makers[i];
+                        _save_refs[_kept.places[i]] := NULL;
+                    ELSIF NOT _started.same[i] THEN
                         _save_refs[_kept.places[i]] := NULL;
                         _save_tokens[_kept.places[i]] := NULL;
                     ELSIF _started.ids[i] <> _kept.starts -> (i - 1) ->> 'id' THEN
@@ -457,8 +499,13 @@ BEGIN
     IF _end_refs IS NOT NULL THEN
         WITH removed AS (
             DELETE FROM live AS l
-            USING unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
-                AS e (ref, token, state, body, cause, number)
+            -- The highest number first, as whoever cancels locks them.
+            USING (
+                SELECT u.*
+                FROM unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
+                    AS u (ref, token, state, body, cause, number)
+                ORDER BY u.ref DESC
+            ) AS e
             WHERE l.seq = e.ref AND l.seq = ANY (_end_refs) AND l.token = e.token AND is_running(l.state)
             RETURNING
                 l.seq, l.place, l.token, l.started_at, l.deadline, l.lane, l.attempt, l.crashes, l.ties, l.grp, l.session,
@@ -548,7 +595,9 @@ BEGIN
             _ready := give_up(now, _worker) OR _ready;
         END IF;
         IF _head.recheck THEN
-            _ready := catch_up(now) OR _ready;
+            SELECT c.* INTO _left FROM catch_up(now) AS c;
+            _ready := _left.ready OR _ready;
+            _held := _left.held;
         END IF;
         IF _head.timer <= now THEN
             _count := queue_up(now, ARRAY(
@@ -677,10 +726,11 @@ BEGIN
     END IF;
     -- Workers set their clocks by this: nothing that they are given began later.
     now := coalesce(_clock, clock_ms());
-    -- What somebody else had in hand. Nobody is told of it: all would tell each other, as long as it is there.
+    -- What somebody else had in hand. Nobody is told of it: all would tell each other, as long as it is there. What
+    -- transactions of applications hold may take long, and their commit calls.
     IF NOT (_silent OR _brief) THEN
         IF EXISTS (SELECT 1 FROM recheck) THEN
-            next_at := least(next_at, now + 50);
+            next_at := least(next_at, now + CASE WHEN _held THEN 1000 ELSE 50 END);
         END IF;
     END IF;
 END $$;

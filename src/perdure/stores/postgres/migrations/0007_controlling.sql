@@ -69,9 +69,9 @@ END $$;
 -- the end of the transaction. Uses live_unique.
 CREATE FUNCTION taken(_runs bigint[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(k.key, 7))
+    PERFORM pg_advisory_xact_lock(k.lock)
     FROM (
-        SELECT DISTINCT current_schema() || chr(31) || l.workflow || chr(31) || r.unique_key AS key
+        SELECT DISTINCT key_lock(l.workflow, r.unique_key) AS lock
         FROM run AS r JOIN lane AS l ON l.id = r.lane WHERE r.seq = ANY (_runs) AND r.unique_key IS NOT NULL
         ORDER BY 1
     ) AS k;
@@ -104,12 +104,22 @@ BEGIN
     );
 END $$;
 
--- Queues runs that ended once more: attempt one up, no deadline, error checkpoints cleared; returns how many. Uses
--- primary keys.
+-- Queues runs that ended once more: attempt one up, no deadline, error checkpoints cleared; returns how many. Before that
+-- they get the group and the session that the transaction which started them has left to the workers. Uses primary keys,
+-- and walks what is left to workers.
 CREATE FUNCTION again(_now bigint, _runs bigint[]) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     _back record;
+    _word jsonb;
 BEGIN
+    FOR _word IN
+        DELETE FROM recheck AS c
+        WHERE c.word ->> 'what' = 'join'
+            AND EXISTS (SELECT 1 FROM jsonb_array_elements_text(c.word -> 'runs') AS e WHERE e::bigint = ANY (_runs))
+        RETURNING c.word
+    LOOP
+        PERFORM take_in(_now, _word);
+    END LOOP;
     PERFORM clear_errors(_runs);
     WITH back AS (
         DELETE FROM ended AS d WHERE d.seq = ANY (_runs) RETURNING d.*
@@ -142,7 +152,7 @@ BEGIN
             keep, debounced, state, held, unique_key, schedule
         )
         SELECT
-            b.seq, b.place, b.settled, b.started_at, CASE WHEN r.session IS NULL THEN 0 ELSE -1 END, b.lane, r.priority,
+            b.seq, CASE WHEN r.grp IS NULL THEN coalesce(b.place, b.seq) ELSE b.place END, b.settled, b.started_at, CASE WHEN r.session IS NULL THEN 0 ELSE -1 END, b.lane, r.priority,
             b.attempt + 1, r.max_crashes, b.ties, r.grp, r.session,
             CASE WHEN r.grp IS NOT NULL THEN 2 END,
             CASE WHEN r.session IS NULL THEN NULL WHEN r.grp IS NULL THEN 2 ELSE 0 END,
@@ -234,7 +244,7 @@ CREATE FUNCTION erase(_now bigint, _runs bigint[]) RETURNS integer LANGUAGE plpg
 DECLARE
     _gone record;
     _ids text[];
-    _left integer[];
+    _left bigint[];
 BEGIN
     WITH facts AS (
         DELETE FROM run AS r WHERE r.seq = ANY (_runs) RETURNING r.id, r.lane, r.seq, r.grp, r.session, r.batch

@@ -60,7 +60,7 @@ DECLARE
     _dead bigint[];
     _moved record;
     _failed record;
-    _sessions integer[];
+    _sessions bigint[];
 BEGIN
     IF _named THEN
         -- An exchange of the dead one may be under way on the server still: what it claims is to be taken back as well.
@@ -125,7 +125,7 @@ END $$;
 -- Forgets incarnations, and ends what they own of sessions: the runs of these are for others then.
 CREATE FUNCTION forget(_now bigint, _workers bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    _sessions integer[];
+    _sessions bigint[];
 BEGIN
     WITH left_alone AS (
         UPDATE session AS s SET owner = NULL WHERE s.owner = ANY (_workers) RETURNING s.id
@@ -140,7 +140,7 @@ END $$;
 -- session_idle.
 CREATE FUNCTION let_go(_now bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    _sessions integer[];
+    _sessions bigint[];
 BEGIN
     WITH left_alone AS (
         UPDATE session AS s SET owner = NULL
@@ -159,7 +159,7 @@ END $$;
 -- live_seat.
 CREATE FUNCTION give_up(_now bigint, _worker bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    _sessions integer[];
+    _sessions bigint[];
 BEGIN
     WITH left_alone AS (
         UPDATE session AS s SET owner = NULL

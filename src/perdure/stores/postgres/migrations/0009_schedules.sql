@@ -150,7 +150,7 @@ $$;
 
 -- Changes what is stored for a scope, as a revision if it differs, and returns what holds. Each part is changed only if
 -- it is given: `_limits` (a JSON object of what is to hold) or `_paused`. `_declared` says that code asks for it: then it
--- is set only if nothing was ever set. Locks the scope.
+-- is set only if nothing was ever set. Locks the scope, and before it groups of that name and what is put off in them.
 CREATE FUNCTION change_scope(
     _clock bigint, _kind text, _name text, _who text, _limits jsonb, _paused boolean, _declared boolean
 ) RETURNS text LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off
@@ -161,10 +161,17 @@ DECLARE
     _new record;
     _debt bigint;
     _number bigint;
-    _groups integer[];
+    _groups bigint[];
 BEGIN
     -- Of two that set what was never set, the second one waits here.
     PERFORM pg_advisory_xact_lock(hashtextextended(current_schema() || chr(31) || _kind || chr(31) || _name, 11));
+    IF _kind = 'group' THEN
+        -- In the order in which exchanges lock them, these before the scope; of the runs those that may have a timer, which
+        -- no exchange takes from us.
+        _groups := ARRAY(SELECT g.id FROM grp AS g WHERE g.key = _name ORDER BY g.id FOR NO KEY UPDATE);
+        PERFORM 1 FROM live AS l
+        WHERE l.grp = ANY (_groups) AND l.slot = 1 AND l.state = 'scheduled' ORDER BY l.seq DESC FOR NO KEY UPDATE;
+    END IF;
     SELECT s.* INTO _was FROM scope AS s WHERE s.kind = _kind AND s.name = _name FOR NO KEY UPDATE;
     SELECT
         CASE WHEN _limits IS NULL THEN _was.running ELSE (_limits ->> 'running')::integer END AS running,
@@ -220,6 +227,7 @@ BEGIN
             PERFORM queue_up(_now, ARRAY(
                 SELECT l.seq FROM live AS l
                 WHERE l.grp = ANY (_groups) AND l.slot = 1 AND l.state = 'scheduled' AND l.held = 'rate'
+                FOR NO KEY UPDATE SKIP LOCKED
             ));
         END IF;
         PERFORM admit(_now, _groups, NULL, true);

@@ -42,8 +42,8 @@ END $$;
 CREATE FUNCTION join_up(_now bigint, _queue text, _group text, _limit integer, _session text, _runs bigint[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    _grp integer;
-    _ses integer;
+    _grp bigint;
+    _ses bigint;
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM run AS r WHERE r.seq = ANY (_runs)) THEN
         RETURN;
@@ -124,8 +124,9 @@ EXCEPTION
         RETURN 'done';
 END $$;
 
--- Does what was left to workers, in its order, a bounded number. One does it at a time, so that signals keep their order.
-CREATE FUNCTION take_in_all(_now bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- Does what was left to workers, in its order, a bounded number; tells whether anything was done, and whether all that is
+-- left waits for transactions of applications. One does it at a time, so that signals keep their order.
+CREATE FUNCTION take_in_all(_now bigint, OUT done boolean, OUT held boolean) LANGUAGE plpgsql AS $$
 DECLARE
     _left record;
     _about text;
@@ -135,6 +136,8 @@ DECLARE
     _busy boolean := false;
     _done bigint[] := '{}';
 BEGIN
+    done := false;
+    held := false;
     IF NOT pg_try_advisory_xact_lock(hashtextextended(current_schema(), 10)) THEN
         RETURN;  -- Whoever has it tells everybody when he is done.
     END IF;
@@ -158,9 +161,11 @@ BEGIN
         EXIT WHEN cardinality(_done) = 200 OR _late = 5;
     END LOOP;
     DELETE FROM recheck AS r WHERE r.id = ANY (_done);
+    done := cardinality(_done) > 0;
+    held := NOT (done OR _busy) AND cardinality(_waiting) > 0;
     -- Others may run, and watch for what came; and more may have come. But nobody looks more often than he would anyway
     -- for what transactions of applications hold.
-    IF _busy OR cardinality(_done) > 0 OR cardinality(_waiting) = 0 THEN
+    IF NOT held THEN
         PERFORM tell_work(true);
     END IF;
 END $$;
@@ -289,6 +294,15 @@ BEGIN
     END IF;
 END $$;
 
+-- Raises PD020 where a transaction does not see what others have committed since it began.
+CREATE FUNCTION check_isolation(_why text) RETURNS void LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION '%: use READ COMMITTED, not %', _why, upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'PD020';
+    END IF;
+END $$;
+
 -- --- what applications call
 
 -- Makes runs within the caller's transaction, from a JSON list of starts.
@@ -296,16 +310,29 @@ CREATE FUNCTION start_later(
     _clock bigint, _starts jsonb, OUT ids text[], OUT existed boolean[], OUT same boolean[]
 ) LANGUAGE plpgsql AS $$
 BEGIN
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
-        AND EXISTS (SELECT 1 FROM jsonb_array_elements(_starts) AS e WHERE e ? 'unique')
-    THEN
-        RAISE EXCEPTION 'a start with a unique key has to see who has the key: use READ COMMITTED, not %',
-            upper(current_setting('transaction_isolation')) USING ERRCODE = 'PD020';
+    IF EXISTS (SELECT 1 FROM jsonb_array_elements(_starts) AS e WHERE e ? 'unique') THEN
+        PERFORM check_isolation('a start with a unique key has to see who has the key');
     END IF;
     SELECT s.ids, s.existed, s.same INTO ids, existed, same
     FROM start_all(coalesce(_clock, clock_ms()), _starts, NULL, false, true) AS s;
     PERFORM pg_notify(channel(), 'w');
 END $$;
+
+-- Whether a worker whose lease holds takes runs of a workflow from a queue, and of a version, if they are pinned to one.
+-- Walks the workers.
+CREATE FUNCTION is_served(_queue text, _workflow text, _version text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT 1 FROM worker AS w JOIN lease AS e ON e.worker = w.id
+        WHERE e.until > clock_ms() AND _workflow = ANY (w.workflows) AND _queue = ANY (w.queues)
+            AND (
+                _version IS NULL
+                OR EXISTS (
+                    SELECT 1 FROM generate_series(1, cardinality(w.versions), 2) AS i
+                    WHERE w.versions[i] = _workflow AND w.versions[i + 1] = _version
+                )
+            )
+    )
+$$;
 
 -- Makes a run within the caller's transaction and returns its id. `args` are the workflow's arguments by name. A start
 -- whose id or unique key is there already returns that run's id. What holds for the workflow's starts in Python code
@@ -337,6 +364,7 @@ CREATE FUNCTION start(
 #variable_conflict use_variable
 DECLARE
     _input text;
+    _what text;
     _label record;
     _kind text := on_conflict;
     _period bigint := 0;
@@ -393,16 +421,16 @@ BEGIN
             RAISE EXCEPTION 'a run has at most 20 labels; larger data goes into its input' USING ERRCODE = 'PD020';
         END IF;
     END IF;
-    IF NOT EXISTS (SELECT 1 FROM worker AS w WHERE workflow = ANY (w.workflows) AND queue = ANY (w.queues)) THEN
+    IF NOT is_served(queue, workflow, version) THEN
+        _what := format('workflow %s%s on queue %s', workflow, ' of version ' || version, queue);
         IF known THEN
-            RAISE EXCEPTION 'no live worker serves workflow % on queue %: is the name right, and does a worker run?',
-                workflow, queue USING ERRCODE = 'PD023';
+            RAISE EXCEPTION 'no live worker serves %: is the name right, and does a worker run?', _what
+                USING ERRCODE = 'PD023';
         END IF;
         -- Once for all starts of a transaction, of which there may be thousands.
-        IF current_setting('pd.told', true) IS DISTINCT FROM concat_ws(',', queue, workflow) THEN
-            PERFORM set_config('pd.told', concat_ws(',', queue, workflow), true);
-            RAISE WARNING 'no live worker serves workflow % on queue %: its run waits for one', workflow, queue
-                USING ERRCODE = 'PD023';
+        IF current_setting('pd.told', true) IS DISTINCT FROM _what THEN
+            PERFORM set_config('pd.told', _what, true);
+            RAISE WARNING 'no live worker serves %: its run waits for one', _what USING ERRCODE = 'PD023';
         END IF;
     END IF;
     IF debounce IS NOT NULL THEN
@@ -530,6 +558,7 @@ DECLARE
     _crashed boolean;
 BEGIN
     PERFORM check_here(_all ->> 'here');
+    PERFORM check_isolation('a step that is kept in a transaction has to see whether its run is its worker''s still');
     PERFORM 1 FROM worker AS w WHERE w.id = _token >> 40 FOR KEY SHARE;
     IF NOT FOUND THEN
         RETURN '{"refused": "lost"}';

@@ -37,6 +37,22 @@ WHERE t.typnamespace = to_regnamespace($1)
 UNION ALL
 SELECT 'function ' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')',
        md5(concat_ws(' ', pg_get_function_arguments(p.oid), pg_get_function_result(p.oid), l.lanname, p.provolatile,
-                     p.prosecdef, p.proisstrict, coalesce(pg_get_function_sqlbody(p.oid), p.prosrc)))
-FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+                     p.prosecdef, p.proisstrict, coalesce(pg_get_function_sqlbody(p.oid), p.prosrc), g.settings,
+                     -- Who may call what has the owner's rights: the administrator's matter, but not everybody.
+                     p.prosecdef AND EXISTS (
+                         SELECT 1 FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a WHERE a.grantee = 0
+                     )))
+FROM pg_proc p
+JOIN pg_language l ON l.oid = p.prolang
+JOIN pg_namespace n ON n.oid = p.pronamespace
+CROSS JOIN LATERAL (
+    -- The schema, at the head of a search path, may be called anything, and quoted or not.
+    SELECT string_agg(CASE
+               WHEN c.said LIKE 'search_path=%' AND starts_with(c.plain || ',', c.head || ',')
+               THEN 'search_path=.' || substr(c.plain, length(c.head) + 1) ELSE c.said END, ' ' ORDER BY c.said) AS settings
+    FROM (
+        SELECT s AS said, replace(s, '"', '') AS plain, 'search_path=' || replace(n.nspname, '"', '') AS head
+        FROM unnest(p.proconfig) AS s
+    ) AS c
+) AS g
 WHERE p.pronamespace = to_regnamespace($1) AND p.prokind <> 'a'
