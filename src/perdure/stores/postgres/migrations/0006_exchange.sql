@@ -497,15 +497,14 @@ BEGIN
     END IF;
 
     IF _end_refs IS NOT NULL THEN
+        IF cardinality(_end_refs) > 1 THEN
+            -- The highest number first, as whoever cancels locks them.
+            PERFORM FROM live AS l WHERE l.seq = ANY (_end_refs) ORDER BY l.seq DESC FOR UPDATE;
+        END IF;
         WITH removed AS (
             DELETE FROM live AS l
-            -- The highest number first, as whoever cancels locks them.
-            USING (
-                SELECT u.*
-                FROM unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
-                    AS u (ref, token, state, body, cause, number)
-                ORDER BY u.ref DESC
-            ) AS e
+            USING unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
+                AS e (ref, token, state, body, cause, number)
             WHERE l.seq = e.ref AND l.seq = ANY (_end_refs) AND l.token = e.token AND is_running(l.state)
             RETURNING
                 l.seq, l.place, l.token, l.started_at, l.deadline, l.lane, l.attempt, l.crashes, l.ties, l.grp, l.session,
