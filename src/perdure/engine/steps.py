@@ -9,7 +9,6 @@ from copy import deepcopy
 from types import NoneType
 from typing import Any
 
-from perdure.codec import encode
 from perdure.engine.commits import ClaimLost, Effect
 from perdure.engine.definitions import StepDefinition
 from perdure.engine.execution import Execution
@@ -221,8 +220,7 @@ class _Attempts:
 
     def _encoded(self, value: Any) -> tuple[Json, Any]:
         """The step's value as it is kept, and as it will be read again."""
-        body = encode(value, f"the result of step {self.key}", self.execution.runtime.max_value_bytes)
-        return body, self.step.signature.returns.decode(body)
+        return self.step.signature.encode_result(value, f"step {self.key}", self.execution.runtime.max_value_bytes)
 
     async def _failed(self, error: BaseException) -> None:
         """Keeps a failure; returns when the error itself is to be raised."""
