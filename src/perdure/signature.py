@@ -95,9 +95,12 @@ class Signature:
 
         Raises `InvalidInput` when they don't fit the parameters or their types, and what `values.encode` raises.
         """
-        text = encode_input(self._bind(args, kwargs), f"the input of {self._what}", limit)
-        self._check_types(text)
-        return text
+        values = self._bind(args, kwargs)
+        text = encode_input(values, f"the input of {self._what}", limit)
+        read = self._check_types(text)
+        whole = {name: read[name] for name, value in values.items() if type(value) is int and type(read[name]) is float}
+        # A whole number for a float is one, so that a start that is made again with 1 or 1.0 is the same.
+        return encode_input(values | whole, f"the input of {self._what}", limit) if whole else text
 
     def decode(self, text: str) -> tuple[tuple[object, ...], dict[str, object]]:
         """The call that the text stands for, as `args` and `kwargs` with typed values.
@@ -276,9 +279,9 @@ class Signature:
             if given is None:
                 yield _EMPTY_CALL
 
-    def _check_types(self, text: str) -> None:
+    def _check_types(self, text: str) -> dict[str, object]:
         try:
-            self._decoder.decode(text)
+            return self._decoder.decode(text)
         except DecodingError as error:
             reason, _, path = str(error.__cause__).rpartition(" - at `$.")
             if not reason:
