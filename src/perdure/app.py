@@ -32,7 +32,7 @@ from perdure.rates import check_count, check_limit
 from perdure.retention import make_policy, warn_of_unknown
 from perdure.retry import Retry, check_retry
 from perdure.run import ANYTHING, Run, RunStatus
-from perdure.schedules import ScheduleControl, make_timing
+from perdure.schedules import ScheduleControl, check_args, make_timing
 from perdure.stores import open_store
 from perdure.stores.base import PRUNE_LIMIT, Store
 from perdure.wording import did_you_mean
@@ -226,6 +226,8 @@ class App:
             async def report() -> None: ...
         """
 
+        given = check_args(args)
+
         def decorate(workflow: W) -> W:
             if not isinstance(workflow, Workflow):
                 raise DefinitionError(f"@app.schedule goes above @app.workflow, not on {workflow!r}")
@@ -240,7 +242,7 @@ class App:
                 overlap=overlap,
                 jitter=jitter,
             )
-            self.schedules.declare(timing, lambda: workflow.make_start(args, {}))
+            self.schedules.declare(timing, lambda: workflow.make_start(given, {}))
             return workflow
 
         return decorate

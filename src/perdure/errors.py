@@ -29,7 +29,8 @@ class ValueTooLarge(InvalidInput):
 
 
 class DecodingError(PerdureError):
-    """Stored JSON that does not fit the type that the code asks for, for example after a deploy changed it."""
+    """A value that does not fit the type that the code asks for: stored JSON, for example after a deploy changed the
+    type, or what a step or a workflow has returned."""
 
 
 class ArgumentsChanged(PerdureError):

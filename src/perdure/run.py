@@ -147,6 +147,9 @@ class Run(Generic[R]):
     def retry(self, *, from_step: str | None = None) -> Call[None]:
         """Queues a run that failed or was cancelled once more; what its steps kept stays, failures are tried again.
 
+        A run that was cancelled together with a child for which it waits goes on waiting for that one: retry the child
+        first. (Where it has seen the child's end itself, and failed, it starts another one.)
+
         With `from_step` (a key as `history()` shows it) also a run that succeeded, and that step and all after it run
         again. Raises `RunNotEnded`, `CheckpointNotFound`.
         """

@@ -128,7 +128,9 @@ class ScheduleControl:
             overlap=overlap,
             jitter=jitter,
         )
-        schedule = replace(timing, start=workflow.make_recurring(args, kwargs or {}))
+        if not isinstance(kwargs, dict | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"kwargs= is a dict of the arguments by name, not {kwargs!r}")
+        schedule = replace(timing, start=workflow.make_recurring(check_args(args), kwargs or {}))
 
         async def add(store: Store) -> ScheduleStatus:
             now = await store.now()
@@ -321,3 +323,10 @@ def _status(record: ScheduleRecord) -> ScheduleStatus:
     except InvalidInput as error:
         return ScheduleStatus(record, [], str(error))
     return ScheduleStatus(record, [moment(slot) for slot in (record.next_slot, *later)])
+
+
+def check_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of each run of a schedule, by position. Raises `InvalidInput`."""
+    if not isinstance(args, tuple | list):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"args= is a tuple of the arguments by position, not {args!r}")
+    return tuple(args)

@@ -6,6 +6,7 @@ By name, because then a parameter can be moved, and one with a default can be ad
 from __future__ import annotations
 
 import inspect
+import reprlib
 import sys
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -18,7 +19,7 @@ from typing import Any, Required, cast, get_origin
 from msgspec import MsgspecError, json
 
 from perdure.errors import DecodingError, DefinitionError, InvalidInput
-from perdure.values import MISSING, Decoder, encode_input, encode_stable, type_name
+from perdure.values import MISSING, Decoder, encode, encode_input, encode_stable, type_name
 
 
 def short_hash(text: str) -> str:
@@ -63,24 +64,43 @@ class Signature:
     @cached_property
     def returns(self) -> Decoder[Any]:
         """Reads what the function returns (of a coroutine function: what awaiting it gives)."""
+        if inspect.isasyncgenfunction(self._fn) or inspect.isgeneratorfunction(self._fn):
+            raise DefinitionError(f"{self._what} is a generator, and can't be kept half done: return a list")
+        return Decoder(self._returned, f"the result of {self._what}")
+
+    @cached_property
+    def _returned(self) -> object:
         annotation = self._hints.get("return", MISSING)
         if get_origin(annotation) in (Coroutine, Awaitable):
             # A plain function that is declared to return something to await: the result is its last argument.
             annotation = typing.get_args(annotation)[-1]
-        if annotation in (typing.NoReturn, typing.Never):
-            annotation = MISSING
-        if inspect.isasyncgenfunction(self._fn) or inspect.isgeneratorfunction(self._fn):
-            raise DefinitionError(f"{self._what} is a generator, and can't be kept half done: return a list")
-        return Decoder(annotation, f"the result of {self._what}")
+        return MISSING if annotation in (typing.NoReturn, typing.Never) else annotation
+
+    def encode_result(self, value: object, what: str, limit: int) -> tuple[str, Any]:
+        """What the function returned as JSON, and as it will be read again. `what` names the function in errors.
+
+        Raises `DecodingError` when it doesn't fit the annotation, and what `values.encode` raises.
+        """
+        text = encode(value, f"the result of {what}", limit)
+        try:
+            return text, self.returns.decode(text)
+        except DecodingError as error:
+            raise DecodingError(
+                f"{what} returned {reprlib.repr(value)}, which is not what its annotation says,"
+                f" {type_name(self._returned)}: {error.__cause__}"
+            ) from error.__cause__
 
     def encode(self, args: tuple[object, ...], kwargs: dict[str, object], limit: int) -> str:
         """The arguments of a call as one JSON object, by name; defaults that were not passed are left out.
 
         Raises `InvalidInput` when they don't fit the parameters or their types, and what `values.encode` raises.
         """
-        text = encode_input(self._bind(args, kwargs), f"the input of {self._what}", limit)
-        self._check_types(text)
-        return text
+        values = self._bind(args, kwargs)
+        text = encode_input(values, f"the input of {self._what}", limit)
+        read = self._check_types(text)
+        whole = {name: read[name] for name, value in values.items() if type(value) is int and type(read[name]) is float}
+        # A whole number for a float is one, so that a start that is made again with 1 or 1.0 is the same.
+        return encode_input(values | whole, f"the input of {self._what}", limit) if whole else text
 
     def decode(self, text: str) -> tuple[tuple[object, ...], dict[str, object]]:
         """The call that the text stands for, as `args` and `kwargs` with typed values.
@@ -259,9 +279,9 @@ class Signature:
             if given is None:
                 yield _EMPTY_CALL
 
-    def _check_types(self, text: str) -> None:
+    def _check_types(self, text: str) -> dict[str, object]:
         try:
-            self._decoder.decode(text)
+            return self._decoder.decode(text)
         except DecodingError as error:
             reason, _, path = str(error.__cause__).rpartition(" - at `$.")
             if not reason:

@@ -349,6 +349,14 @@ def test_arguments_travel_by_name() -> None:
     assert call(FULFIL, note="n", order=order) == text
 
 
+def test_a_whole_number_for_a_float_travels_as_one() -> None:
+    def scale(by: float, most: float | None = None, *, rest: object = 1) -> None: ...
+
+    signature = Signature(scale, "f")
+    assert call(signature, 1, 2, rest=3) == call(signature, 1.0, most=2.0, rest=3) == '{"by":1.0,"most":2.0,"rest":3}'
+    assert signature.from_json("[1]") == '{"by":1.0}'
+
+
 def test_positional_only_arguments_come_back_by_position() -> None:
     signature = Signature(divide, "f")
     assert signature.decode(call(signature, 1, 2)) == ((1, 2), {})

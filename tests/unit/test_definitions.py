@@ -149,3 +149,24 @@ def test_two_steps_of_one_factory_in_a_module_are_refused(write: Write) -> None:
     )
     with pytest.raises(DefinitionError, match="two steps are named 'pay'"):
         module.app.worker()
+
+
+class Caller:
+    def __call__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("fn", [Caller(), functools.partial(int, 1)])
+def test_what_has_no_name_is_no_function(fn: Callable[[], int]) -> None:
+    with pytest.raises(DefinitionError, match=r"a workflow is a function with a name, not .*: write one with def"):
+        App("sqlite://").workflow(fn)
+    with pytest.raises(DefinitionError, match=r"a step is a function with a name, not .*: write one with def"):
+        step(fn)
+
+
+def test_a_name_is_text() -> None:
+    five: str = 5  # pyright: ignore[reportAssignmentType]
+    with pytest.raises(DefinitionError, match="the name of a step is a str, not 5"):
+        step(name=five)(lambda: None)
+    with pytest.raises(DefinitionError, match="the name of a workflow is a str, not 5"):
+        App("sqlite://").workflow(name=five)(lambda: None)

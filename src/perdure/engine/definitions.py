@@ -108,7 +108,11 @@ class WorkflowDefinition(Function):
 
 def function_name(fn: Callable[..., Any], given: str | None, what: str) -> str:
     """The name of a definition: `given`, or the function's own; `DefinitionError` when it can't be one."""
-    name = fn.__name__ if given is None else given
+    name: object = getattr(fn, "__name__", None) if given is None else given
+    if name is None:
+        raise DefinitionError(f"a {what} is a function with a name, not {fn!r}: write one with def")
+    if not isinstance(name, str):
+        raise DefinitionError(f"the name of a {what} is a str, not {name!r}")
     if not 0 < len(name) <= 200 or not name.isprintable() or any(c in "/#~[]" for c in name):
         raise DefinitionError(
             f"{what} {name!r}: a name has 1 to 200 printable characters, none of them / # ~ [ or ] (they separate the"

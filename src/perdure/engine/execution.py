@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from perdure.causes import DEADLINE_PASSED
 from perdure.clock import Alarm
-from perdure.codec import encode
 from perdure.engine import settling
 from perdure.engine.definitions import WorkflowDefinition
 from perdure.engine.flight import InFlight
@@ -170,7 +169,9 @@ class Execution:
                 value = await self.definition.fn(*args, **kwargs)
             else:
                 value = await self._sync_body(scope, lambda: self.definition.fn(*args, **kwargs))
-            body = encode(value, f"the result of workflow {self.definition.name}", self.runtime.max_value_bytes)
+            body, _ = self.definition.signature.encode_result(
+                value, f"workflow {self.definition.name}", self.runtime.max_value_bytes
+            )
             if self.cancelling is not None and self.cancelling.deadline:
                 return settling.cancelled(self)  # it ended, but not in time
         except ContinueAsNew as again:

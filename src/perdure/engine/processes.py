@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perdure.codec import encode
 from perdure.errors import DefinitionError, StepFailed, StepProcessDied
 from perdure.failures import decode_failure, encode_failure, rebuild
 from perdure.signature import Signature
@@ -31,8 +30,9 @@ class Processes:
         self._max_value_bytes = max_value_bytes
         self._pool: ProcessPool | None = None
 
-    async def run(self, fn: Callable[..., Any], arguments: str) -> Any:
-        """What `fn` returns in another process; its exception when it raises one."""
+    async def run(self, key: str, fn: Callable[..., Any], arguments: str) -> Any:
+        """What `fn` returns in another process; its exception when it raises one, or `StepFailed` of that key when it
+        can't be made again."""
         if "<" in fn.__qualname__:
             raise DefinitionError(
                 f"step {fn.__qualname__} can't run in a process: another process must find it, so define it at the top"
@@ -52,7 +52,7 @@ class Processes:
         if returned:
             return Signature(fn, f"step {fn.__qualname__}", open_ended=True).returns.decode(text)
         info = decode_failure(text)
-        raise rebuild(info) or StepFailed(fn.__qualname__, info)
+        raise rebuild(info) or StepFailed(key, info)
 
     def close(self) -> None:
         """Kills what is running."""
@@ -94,8 +94,10 @@ def _call(module: str, qualname: str, arguments: str, limit: int) -> tuple[bool,
     for part in qualname.split("."):
         found = getattr(found, part)
     fn: Callable[..., Any] = getattr(found, "fn", found)  # the module's name holds the step made of the function
-    args, kwargs = Signature(fn, f"step {qualname}", open_ended=True).decode(arguments)
+    signature = Signature(fn, f"step {qualname}", open_ended=True)
+    args, kwargs = signature.decode(arguments)
     try:
-        return True, encode(fn(*args, **kwargs), f"the result of step {qualname}", limit)
+        text, _ = signature.encode_result(fn(*args, **kwargs), f"step {qualname}", limit)
+        return True, text
     except BaseException as error:  # an exit as well: the process serves others
         return False, encode_failure(error)

@@ -9,7 +9,8 @@ from copy import deepcopy
 from types import NoneType
 from typing import Any
 
-from perdure.codec import encode
+from msgspec import json
+
 from perdure.engine.commits import ClaimLost, Effect
 from perdure.engine.definitions import StepDefinition
 from perdure.engine.execution import Execution
@@ -221,8 +222,7 @@ class _Attempts:
 
     def _encoded(self, value: Any) -> tuple[Json, Any]:
         """The step's value as it is kept, and as it will be read again."""
-        body = encode(value, f"the result of step {self.key}", self.execution.runtime.max_value_bytes)
-        return body, self.step.signature.returns.decode(body)
+        return self.step.signature.encode_result(value, f"step {self.key}", self.execution.runtime.max_value_bytes)
 
     async def _failed(self, error: BaseException) -> None:
         """Keeps a failure; returns when the error itself is to be raised."""
@@ -237,8 +237,13 @@ class _Attempts:
             at = self.execution.now() + retry.delay_after(self.attempt, self.execution.runtime.random())
             await self._save(Outcome.OPEN, encode_failure(error), at)
             raise _Again(at)
-        info = describe(error)
         raised_by(error, self.step.name)
+        if (
+            isinstance(error, StepFailed) and error.key == self.key
+        ):  # Another process told of it in these words already.
+            await self._save(Outcome.ERROR, json.encode(error.info).decode())
+            return
+        info = describe(error)
         await self._save(Outcome.ERROR, encode_failure(error))
         if rebuild(info) is None:
             # After a crash it could not be made again, and code that catches it would take another way than now.
@@ -275,7 +280,7 @@ class _Attempts:
     async def _call(self, inner: Scope, fn: Callable[..., Any]) -> Any:
         step = self.step
         if step.process:
-            return await self.execution.runtime.processes.run(fn, self.arguments)
+            return await self.execution.runtime.processes.run(self.key, fn, self.arguments)
         # What it does to them is seen by nobody else, as after a crash, when it does not run.
         args, kwargs = [_own(each) for each in self.args], {name: _own(each) for name, each in self.kwargs.items()}
         if step.is_async:

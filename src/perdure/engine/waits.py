@@ -96,7 +96,10 @@ async def _consume(
     try:
         value, error = decoder.decode(arrived.body), None
     except DecodingError as misfit:
-        value, error = None, misfit
+        value = None
+        error = DecodingError(
+            f"{misfit}; catch DecodingError to wait for the next one, or mend the code and then retry"
+        )
     # One that can't be read is taken too, as a failure: code may catch that and wait for the next one, and for a retry,
     # by code that can read it, it is where it was.
     kept = (Outcome.OK, arrived.body) if error is None else (Outcome.ERROR, encode_failure(error))

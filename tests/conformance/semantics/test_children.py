@@ -282,3 +282,34 @@ async def test_a_thousand_children_are_awaited_together(play: Play) -> None:
 
     async with play(app, concurrency=50):
         assert await parent.run() == sum(range(1000))
+
+
+@pytest.mark.parametrize("first", ["child", "parent"])
+async def test_a_parent_that_was_cancelled_with_its_child_goes_on_with_it_or_another(play: Play, first: str) -> None:
+    """It waits for the child that it has, so that one is retried first; or the parent twice, for a new child."""
+    app = new_app()
+
+    @app.workflow
+    async def child() -> int:
+        await sleep(60)
+        return 1
+
+    @app.workflow
+    async def parent() -> int:
+        return await child.run()
+
+    async with play(app) as sandbox:
+        run = await parent.start()
+        await sandbox.settle()
+        await run.cancel("no more")
+        [old] = await app.runs(parent=run.id)
+        if first == "child":
+            await app.run(old.id).retry()
+        else:
+            await run.retry()
+            await sandbox.settle()
+            assert "RunCancelled" in await run.why()
+        await run.retry()
+        await sandbox.advance(60)
+        assert await run.result() == 1
+        assert len(await app.runs(parent=run.id)) == (1 if first == "child" else 2)

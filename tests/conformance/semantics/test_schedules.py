@@ -301,3 +301,19 @@ async def test_a_single_time_that_passed_during_a_pause_is_left_out(play: Play) 
         assert (await app.schedules.resume("once")).upcoming == []
         await sandbox.advance(days=3)
         assert times == []
+
+
+@pytest.mark.parametrize("given", [{"args": 5}, {"args": "ab"}, {"kwargs": 5}, {"kwargs": [("n", 1)]}])
+async def test_arguments_that_are_none_are_refused(play: Play, given: dict[str, Any]) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(a: str, b: str) -> None: ...
+
+    what = "args= is a tuple" if "args" in given else "kwargs= is a dict"
+    async with play(app):
+        with pytest.raises(InvalidInput, match=f"{what} .*, not "):
+            app.schedules.add("s", flow, "* * * * *", **given)
+        if "args" in given:
+            with pytest.raises(InvalidInput, match=f"{what} .*, not "):
+                app.schedule("* * * * *", **given)

@@ -244,8 +244,10 @@ async def test_a_step_in_a_process_that_exits_is_a_failure_as_well(play: Play) -
 
     async with play(app):
         for interrupted in (False, True):
-            with pytest.raises(RunFailed, match="KeyboardInterrupt" if interrupted else "SystemExit"):
+            with pytest.raises(RunFailed) as failed:
                 await flow.run(interrupted)
+            said = "KeyboardInterrupt" if interrupted else "SystemExit: 3"
+            assert failed.value.info.message == f"step leave failed with {said}"
 
 
 async def gone(process: int) -> None:

@@ -194,6 +194,53 @@ async def test_a_step_whose_result_cannot_be_kept_is_not_tried_again(play: Play)
         assert await keys(run) == ["give"]
 
 
+async def test_a_result_that_does_not_fit_its_annotation_fails_where_it_is_returned(play: Play) -> None:
+    app = new_app()
+    wrong: Any = ["x"]
+
+    @step
+    async def count() -> int:
+        return wrong
+
+    @app.workflow(retry=Retry(attempts=3, delay=1))
+    async def flow() -> list[int]:
+        return wrong
+
+    @app.workflow
+    def sync_flow() -> int:
+        return wrong
+
+    @app.workflow
+    async def parent() -> int:
+        return await sync_flow.run()
+
+    @app.workflow
+    async def counting() -> int:
+        return await count()
+
+    async with play(app) as sandbox:
+        runs = [await each.start() for each in (flow, sync_flow, parent, counting)]
+        await sandbox.settle()
+        said: list[str] = []
+        for run in runs:
+            with pytest.raises(RunFailed) as failed:
+                await run.result()
+            said.append(failed.value.info.message)
+        assert said[0] == (
+            "workflow flow returned ['x'], which is not what its annotation says, list[int]: Expected `int`, got `str`"
+            " - at `$[0]`"
+        )
+        assert said[1] == (
+            "workflow sync_flow returned ['x'], which is not what its annotation says, int: Expected `int`, got `array`"
+        )
+        assert "failed with DecodingError: workflow sync_flow returned ['x']" in said[2]
+        assert (
+            said[3]
+            == "step count returned ['x'], which is not what its annotation says, int: Expected `int`, got `array`"
+        )
+        assert (await runs[0].status()).attempt == 1
+
+
 async def test_an_input_that_fits_no_more_fails_that_run_alone(play: Play) -> None:
     async def before(n: int) -> int:
         return n

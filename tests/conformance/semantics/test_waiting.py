@@ -211,7 +211,7 @@ async def test_a_signal_that_did_not_fit_is_there_again_for_a_retry(play: Play) 
         run = await flow.start()
         await run.signal("n", "three")
         await run.signal("n", 4)
-        with pytest.raises(RunFailed, match="DecodingError"):
+        with pytest.raises(RunFailed, match=r"DecodingError: .* catch DecodingError to wait for the next one"):
             await run.result()
         await deploy(sandbox, fixed)
         await fixed.run(run.id).retry()

@@ -19,10 +19,21 @@ _RENEW = load("worker")["renew"]
 
 
 class FileKeeper:
-    """Renews on a connection of its own, which it opens at the first renewal and again after an error."""
+    """Renews on a connection of its own, which it opens at the first renewal and again after an error.
 
-    def __init__(self, location: Location, worker: int, lease: Millis, clock: Callable[[], Millis] | None) -> None:
+    `still_there` is asked first: a lease in a file that was removed is none, and to connect would make another file.
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        still_there: Callable[[], None],
+        worker: int,
+        lease: Millis,
+        clock: Callable[[], Millis] | None,
+    ) -> None:
         self._location = location
+        self._still_there = still_there
         self._worker = worker
         self._lease = lease
         self._clock = clock
@@ -32,6 +43,7 @@ class FileKeeper:
 
     def renew(self) -> bool:
         with self._lock:
+            self._still_there()
             if self._connection is None:
                 self._connection = connect(self._location)
             now = self._clock() if self._clock else None

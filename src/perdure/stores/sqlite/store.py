@@ -65,6 +65,7 @@ class SqliteStore:
         self._writer: Executor | None = None
         self._reader: Executor | None = None
         self._wakeups: Wakeups | None = None
+        self._still_there = watch_file(None, location.name)
 
     @property
     def calls(self) -> int:
@@ -98,7 +99,7 @@ class SqliteStore:
         except BaseException:
             connection.close()
             raise
-        still_there = watch_file(self._location.path, self._location.name)
+        self._still_there = still_there = watch_file(self._location.path, self._location.name)
         room = LogRoom(self._location.path) if self._location.path and self._location.synchronous == "full" else None
 
         def before_commit(transaction: Transaction) -> None:
@@ -298,7 +299,7 @@ class SqliteStore:
     def keeper(self, worker: int, lease: Millis) -> Keeper:
         if self._location.path is None:
             return MemoryKeeper(self._executor(self._writer), worker, lease)
-        return FileKeeper(self._location, worker, lease, self._clock)
+        return FileKeeper(self._location, self._still_there, worker, lease, self._clock)
 
     async def exchange(self, exchange: Exchange) -> Exchanged:
         if self._reader is not self._writer and silent(exchange):
