@@ -71,11 +71,27 @@ class Effect:
             return result
         raise self._swallowed()
 
+    async def check(self) -> None:
+        """To be called when the transaction has ended without an error: raises `DefinitionError` if that was no commit.
+        In each worker a step is looked after until it was seen to commit."""
+        seen = self._execution.runtime.committing
+        if self._step.name in seen:
+            return
+        if await self._look() is None:
+            error = DefinitionError(
+                f"the transaction of step {self._step.name} was not committed when its context manager ended without an"
+                " error, so that nothing of the step is kept: transaction= has to open one that is committed at its end"
+                " (pass sessions.begin, not sessions; engine.begin, not engine.connect)"
+            )
+            if await self.found(error) is None:
+                raise error
+        seen.add(self._step.name)
+
     async def found(self, error: BaseException) -> Checkpoint | None:
         """What is kept of the step after an error: None when its transaction was rolled back."""
         if self._kept is None:
             return None
-        kept, claim, store = self._kept, self._execution.claim, self._execution.runtime.store
+        kept = self._kept
         if not kept.refused:
             self._execution.logger.warning(
                 "whether step %s was committed is not known (%s); looking", self._checkpoint.key, error
@@ -84,7 +100,12 @@ class Effect:
                 if await through_outages(lambda: self._store.is_over(kept.transaction)):
                     break
                 await asyncio.sleep(_PAUSE)
-        found = await through_outages(lambda: store.find(claim.id, self._checkpoint.key))
+        return await self._look()
+
+    async def _look(self) -> Checkpoint | None:
+        """The checkpoint that completes the step, if it is kept."""
+        store, run_id = self._execution.runtime.store, self._execution.claim.id
+        found = await through_outages(lambda: store.find(run_id, self._checkpoint.key))
         return None if found is None or found.outcome is Outcome.OPEN else found
 
     def end(self) -> None:

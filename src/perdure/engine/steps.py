@@ -19,6 +19,7 @@ from perdure.engine.points import Point
 from perdure.engine.scope import Scope, enter
 from perdure.errors import (
     DecodingError,
+    DefinitionError,
     EncodingError,
     PerdureError,
     StepCancelled,
@@ -31,7 +32,7 @@ from perdure.errors import (
 from perdure.failures import decode_failure, describe, encode_failure, raised_by, rebuild
 from perdure.model import Checkpoint, Json, Kind, Millis, Outcome, Wait, WaitFor
 
-_HOPELESS = (EncodingError, ValueTooLarge, DecodingError)
+_HOPELESS = (DefinitionError, EncodingError, ValueTooLarge, DecodingError)
 _UNCHANGEABLE = (str, int, float, bool, bytes, NoneType)
 
 
@@ -202,9 +203,6 @@ class _Attempts:
         effect = Effect(execution, transaction, self.step, checkpoint, self._encoded)
         try:
             result = await self._invoke(effect.call_async if self.step.is_async else effect.call)
-            execution.keep(checkpoint)
-            await execution.completed()
-            return result
         except ClaimLost:
             execution.lost()
             raise asyncio.CancelledError from None
@@ -217,6 +215,11 @@ class _Attempts:
             execution.keep(found)
             await execution.completed()
             return _outcome(self.step, found)
+        else:
+            await effect.check()
+            execution.keep(checkpoint)
+            await execution.completed()
+            return result
         finally:
             effect.end()
 

@@ -78,6 +78,8 @@ class Runtime:
         self.processes = Processes(os.cpu_count() or 1, max_value_bytes)
         self.steps: dict[str, StepDefinition] = {}
         """The steps that were called, by name."""
+        self.committing: set[str] = set()
+        """The steps whose transactions were seen to commit, by name."""
         self.random = random.Random().random
         self.lease: LeaseThread | None = None
         """That of the incarnation, once there is one."""

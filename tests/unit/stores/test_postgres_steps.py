@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any, cast
 
 import asyncpg
@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from perdure import App, Retry, State, step
-from perdure.errors import DefinitionError, RunFailed
+from perdure.errors import DefinitionError, RunFailed, kept_type
 from perdure.model import Checkpoint, Kind, Outcome, Start
 from perdure.stores.base import Registration, joining
 from perdure.stores.exchange import Claim, Exchange, Save
@@ -444,6 +444,78 @@ async def test_the_transaction_has_to_be_of_the_steps_kind(app: App, url: str) -
             await buy.run(plain=False)
         with pytest.raises(RunFailed, match="has to give a plain context manager"):
             await buy.run(plain=True)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_transaction_that_is_not_committed_at_its_end(is_async: bool, app: App, url: str) -> None:
+    """Like `transaction=sessions`, where it is to be `sessions.begin`."""
+    tries: list[int] = []
+
+    @asynccontextmanager
+    async def connect() -> AsyncGenerator[asyncpg.Connection[Any]]:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
+        try:
+            await connection.execute("BEGIN")
+            yield connection
+        finally:
+            await connection.close()
+
+    @contextmanager
+    def connect_in_thread() -> Generator[psycopg.Connection[Any]]:
+        with closing(psycopg.connect(url)) as connection:
+            yield connection
+
+    @step(transaction=connect, retry=Retry(attempts=3, delay=0))
+    async def pay(connection: asyncpg.Connection[Any]) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("try again")
+        await connection.execute("INSERT INTO effect VALUES ('a')")
+
+    @step(transaction=connect_in_thread, retry=Retry(attempts=3, delay=0))
+    def pay_in_thread(connection: psycopg.Connection[Any]) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("try again")
+        connection.execute("INSERT INTO effect VALUES ('a')")
+
+    @app.workflow
+    async def buy() -> None:
+        await (pay() if is_async else pay_in_thread())
+
+    async with app.worker():
+        with pytest.raises(RunFailed, match=r"was not committed .*pass sessions\.begin, not sessions") as caught:
+            await buy.run()
+    assert caught.value.info.type == kept_type(DefinitionError)
+    assert (effects(url), tries) == ([], [1, 1])
+
+
+async def test_a_step_that_was_seen_to_commit_is_looked_after_no_more(
+    app: App, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @step(transaction=lambda: suspending(url))
+    async def pay(connection: asyncpg.Connection[Any], note: str) -> None:
+        await connection.execute("INSERT INTO effect VALUES ($1)", note)
+
+    @app.workflow
+    async def buy() -> None:
+        await pay("a")
+        await pay("b")
+
+    store = await app.client.store()
+    looked: list[str] = []
+    find = store.find
+
+    async def watched(run_id: str, key: str) -> Checkpoint | None:
+        looked.append(key)
+        return await find(run_id, key)
+
+    monkeypatch.setattr(store, "find", watched)
+    async with app.worker():
+        await buy.run()
+        await buy.run()
+    assert effects(url) == ["a", "a", "b", "b"]
+    assert looked == ["pay"]
 
 
 async def test_another_store_can_not(url: str) -> None:
