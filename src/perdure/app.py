@@ -35,7 +35,7 @@ from perdure.run import ANYTHING, Run, RunStatus
 from perdure.schedules import ScheduleControl, check_args, make_timing
 from perdure.stores import open_store
 from perdure.stores.base import PRUNE_LIMIT, Store
-from perdure.wording import did_you_mean
+from perdure.wording import did_you_mean, shown_url
 from perdure.workflow import StartCall, Workflow, WorkflowDecorator
 
 if TYPE_CHECKING:
@@ -553,7 +553,7 @@ class App:
         await self.client.close()
 
     def __repr__(self) -> str:
-        return f"<app on {self.url}>"
+        return f"<app on {shown_url(self.url)}>"
 
 
 def _queue_names(given: Sequence[str]) -> list[str]:

@@ -27,3 +27,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ " (did you mean …?)" when there is something near, else nothing."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def shown_url(url: str) -> str:
+    """A store's URL without what may be a password: that of the user, and options of a server, one of which may be
+    another URL."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "sqlite":
+        return url
+    authority, slash, path = rest.partition("?")[0].partition("/")
+    user, at, hosts = authority.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{at}{hosts}{slash}{path}"

@@ -10,7 +10,7 @@ import pytest
 
 from perdure import App
 from perdure.cli.admin import unserved
-from perdure.cli.output import duration, shown_url
+from perdure.cli.output import duration
 from perdure.model import Limits, QueueReport, Unserved
 
 from .conftest import Run
@@ -130,18 +130,6 @@ def test_runs_that_no_live_worker_takes_are_found() -> None:
 )
 def test_durations_are_short(millis: int, text: str) -> None:
     assert duration(millis) == text
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("sqlite:///shop.db", "sqlite:///shop.db"),
-        ("postgresql://ada:secret@db:5432/shop", "postgresql://ada:…@db:5432/shop"),
-        ("redis://:secret@db", "redis://:…@db"),
-    ],
-)
-def test_passwords_are_not_shown(url: str, shown: str) -> None:
-    assert shown_url(url) == shown
 
 
 def test_looking_makes_no_store(perdure: Run, folder: Path) -> None:

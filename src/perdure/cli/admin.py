@@ -15,7 +15,7 @@ import click
 
 from perdure.app import App
 from perdure.cli.known import unknown
-from perdure.cli.output import console, duration, one_line, print_json, print_table, shown_url
+from perdure.cli.output import console, duration, one_line, print_json, print_table
 from perdure.cli.params import length_of_time
 from perdure.cli.queues import show_unserved
 from perdure.cli.target import on_store, with_store
@@ -24,7 +24,7 @@ from perdure.errors import StoreError
 from perdure.model import QueueReport, WorkerRecord
 from perdure.stores import open_store
 from perdure.stores.base import Finding, Severity, Store
-from perdure.wording import counted, does
+from perdure.wording import counted, does, shown_url
 
 T = TypeVar("T")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -95,8 +94,3 @@ def clean(text: str) -> str:
 def one_line(text: str) -> str:
     """A text without line breaks and control characters, which a table can't show."""
     return " ".join(clean(text).split())
-
-
-def shown_url(url: str) -> str:
-    """A store's URL without the password in it."""
-    return re.sub(r"(://[^/@]*:)[^/]*@", r"\1…@", url)

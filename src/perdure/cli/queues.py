@@ -12,14 +12,14 @@ import click
 
 from perdure.app import App
 from perdure.cli.limits import plain_limits
-from perdure.cli.output import console, duration, print_json, print_table, shown_url
+from perdure.cli.output import console, duration, print_json, print_table
 from perdure.cli.params import json_option
 from perdure.cli.target import on_store, with_store
 from perdure.clock import moment
 from perdure.model import LimitRecord, Limits, Millis, QueueReport, ScopeKind, Unserved, WorkerRecord
 from perdure.rates import show_limits, show_scope
 from perdure.stores.base import Store
-from perdure.wording import counted
+from perdure.wording import counted, shown_url
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

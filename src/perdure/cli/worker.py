@@ -16,13 +16,12 @@ from msgspec import Struct
 
 from perdure.app import App
 from perdure.cli.group import verbose, verbose_option
-from perdure.cli.output import shown_url
 from perdure.cli.stopping import LAST_MOMENTS, Stop, end_within, take_lifeline
 from perdure.cli.target import load_app
 from perdure.engine.supervisor import MARGIN, Supervisor, bury
 from perdure.engine.worker import Worker
 from perdure.errors import InvalidInput
-from perdure.wording import did_you_mean
+from perdure.wording import did_you_mean, shown_url
 
 logger = logging.getLogger("perdure.worker")
 

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from perdure.errors import StoreUrlError
 from perdure.stores.postgres.connect import Connection, Way, connect, find_way
 from perdure.stores.postgres.errors import DRIVER_ERRORS, translate
-from perdure.stores.postgres.url import Location, shown
+from perdure.stores.postgres.url import Location
+from perdure.wording import shown_url
 
 
 async def connect_past(
@@ -21,7 +22,7 @@ async def connect_past(
     """
     past = location
     if location.listen is not None:
-        past = replace(location, url=location.listen, name=shown(location.listen))
+        past = replace(location, url=location.listen, name=shown_url(location.listen))
     try:
         if way is None:
             way, connection = await find_way(past, statement_timeout=statement_timeout)

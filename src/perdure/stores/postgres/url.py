@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from perdure.errors import StoreUrlError
 from perdure.stores.postgres.service import read_service
+from perdure.wording import shown_url
 
 _OURS = ("schema", "pool", "listen", "statement_timeout", "lock_timeout", "connect_timeout", "application_name")
 _DRIVERS = (
@@ -58,7 +59,7 @@ def parse_url(url: str) -> Location:
     Raises `StoreUrlError`, which shows no password.
     """
     _check_signs(url)
-    name = shown(url)
+    name = shown_url(url)
     _check_hosts(url, name)
     options = _options(url, name)
     if service := options.pop("service", None) or os.environ.get("PGSERVICE"):
@@ -98,14 +99,6 @@ def _head(url: str) -> str:
     # After a / the driver would look for no other name of the database, even if none is there.
     hosts = hosts.removesuffix("/") if hosts.count("/") == 1 else hosts
     return f"{scheme}://{percent_encode(user, safe=_CLEAR)}{at}{hosts}"
-
-
-def shown(url: str) -> str:
-    """The URL without password and options."""
-    scheme, _, rest = url.partition("://")
-    authority, slash, path = rest.partition("?")[0].partition("/")
-    user, at, hosts = authority.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}{at}{hosts}{slash}{path}"
 
 
 def _check_signs(url: str) -> None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from perdure.errors import StoreUrlError
 from perdure.model import Millis
+from perdure.wording import shown_url
 
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
@@ -111,7 +112,7 @@ def parse_url(url: str) -> Location:
     password.
     """
     _check_login(url)
-    name = _shown(url)
+    name = shown_url(url)
     if "\0" in unquote(url):
         raise StoreUrlError(f"{name!r} has a NUL character")
     scheme, _, rest = url.partition("://")
@@ -158,14 +159,6 @@ def _check_login(url: str) -> None:
             "the URL of the store has an @ behind a / or a ?: if they belong to the user or the password, write %2F for"
             " the / and %3F for the ?"
         )
-
-
-def _shown(url: str) -> str:
-    """The URL without password and options."""
-    scheme, _, rest = url.partition("://")
-    authority, slash, path = rest.partition("?")[0].partition("/")
-    user, at, hosts = authority.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}{at}{hosts}{slash}{path}"
 
 
 def _hosts(name: str, kind: Kind, hosts: str) -> tuple[Address, ...]:
