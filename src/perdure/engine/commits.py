@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from perdure.engine.definitions import StepDefinition
 from perdure.engine.history import through_outages
 from perdure.engine.points import Point
-from perdure.errors import DefinitionError
+from perdure.errors import DefinitionError, InvalidInput
 from perdure.model import Checkpoint, Json, Outcome
 from perdure.stores.base import Kept, Within, joining
 from perdure.stores.exchange import Save
@@ -54,6 +54,7 @@ class Effect:
     async def call_async(self, *args: Any, **kwargs: Any) -> Any:
         """For an async step: returns its value once that is committed."""
         async with _opened_async(self._transaction, self._step) as connection:
+            self._within(connection)  # What can't be is refused before there is an effect.
             value = await self._step.fn(connection, *args, **kwargs)
             save, result = self._save(value)
             await self._begin()
@@ -64,6 +65,7 @@ class Effect:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """For a step in a thread: returns its value once that is committed."""
         with _opened(self._transaction, self._step) as connection:
+            self._within(connection)
             value = self._step.fn(connection, *args, **kwargs)
             save, result = self._save(value)
             asyncio.run_coroutine_threadsafe(self._begin(), self._execution.runtime.loop).result()
@@ -120,7 +122,10 @@ class Effect:
         return Save(claim.ref, claim.token, self._checkpoint), result
 
     def _within(self, connection: object) -> Within:
-        within = self._store.within(connection)
+        try:
+            within = self._store.within(connection)
+        except InvalidInput as error:
+            raise DefinitionError(f"step {self._step.name}: {error}") from error
         if within.is_async is not self._step.is_async:
             raise _mismatch(self._step)
         return within

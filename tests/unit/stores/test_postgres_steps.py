@@ -11,6 +11,8 @@ from typing import Any, cast
 import asyncpg
 import psycopg
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from perdure import App, Retry, State, step
 from perdure.errors import DefinitionError, RunFailed, kept_type
@@ -488,6 +490,41 @@ async def test_a_transaction_that_is_not_committed_at_its_end(is_async: bool, ap
             await buy.run()
     assert caught.value.info.type == kept_type(DefinitionError)
     assert (effects(url), tries) == ([], [1, 1])
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_without_a_transaction_nothing_is_called(driver: str, app: App, url: str) -> None:
+    tries: list[int] = []
+
+    @asynccontextmanager
+    async def connect() -> AsyncGenerator[asyncpg.Connection[Any]]:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    engine = create_engine(
+        url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT", poolclass=NullPool
+    )
+
+    @step(transaction=connect, retry=Retry(attempts=3, delay=0))
+    async def pay(connection: asyncpg.Connection[Any]) -> None:
+        tries.append(1)
+
+    @step(transaction=engine.begin, retry=Retry(attempts=3, delay=0))
+    def pay_in_thread(connection: Any) -> None:
+        tries.append(1)
+
+    @app.workflow
+    async def buy() -> None:
+        await (pay() if driver == "asyncpg" else pay_in_thread())
+
+    async with app.worker():
+        with pytest.raises(RunFailed, match="has no transaction open") as caught:
+            await buy.run()
+    assert caught.value.info.type == kept_type(DefinitionError)
+    assert tries == []
 
 
 async def test_a_step_that_was_seen_to_commit_is_looked_after_no_more(

@@ -11,6 +11,7 @@ import asyncpg
 import psycopg
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from perdure import App, State, step, wait_signal
@@ -215,6 +216,30 @@ def test_what_is_no_connection_is_refused(app: App, url: str) -> None:
             start.run(1)
         with pytest.raises(InvalidInput, match="start_many can be part of yours"):
             start.start_batch([1])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("of_engine", [True, False])
+async def test_sqlalchemy_in_autocommit_mode_is_refused(of_engine: bool, here: App, url: str) -> None:
+    fulfil = here.workflows["fulfil"]
+    way: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"} if of_engine else {}
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"), **way)
+    other = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"), **way)
+    if not of_engine:
+        engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        other = other.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.begin() as connection, pytest.raises(InvalidInput, match="in autocommit mode"):
+        fulfil.options(transaction=connection).start(1)
+    with Session(engine) as session, pytest.raises(InvalidInput, match="in autocommit mode"):
+        fulfil.options(transaction=session).start(1)
+    async with other.begin() as suspending:
+        with pytest.raises(InvalidInput, match="in autocommit mode"):
+            fulfil.options(transaction=suspending).start(1)
+    async with AsyncSession(other) as suspending:
+        with pytest.raises(InvalidInput, match="in autocommit mode"):
+            fulfil.options(transaction=suspending).start(1)
+    engine.dispose()
+    await other.dispose()
 
 
 @pytest.mark.anyio

@@ -129,8 +129,17 @@ def _check_sqlalchemy(connection: Any) -> None:
         raise _no_transaction("use it within  async with engine.begin() as connection")
     if bound.dialect.name != "postgresql":
         raise InvalidInput(f"{_TAKEN}; this one is to {bound.dialect.name}, and the store is on PostgreSQL")
-    if bound.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+    if _is_autocommit(bound):
         raise _no_transaction("it is in autocommit mode")
+
+
+def _is_autocommit(bound: Any) -> bool:
+    """A connection tells by that of the driver; an engine, which a session has taken none from yet perhaps, by what it
+    was made with."""
+    if hasattr(bound, "connection"):
+        return bool(getattr(bound.connection.dbapi_connection, "autocommit", False))
+    usual = getattr(bound.dialect, "_on_connect_isolation_level", None)
+    return bound.get_execution_options().get("isolation_level", usual) == "AUTOCOMMIT"
 
 
 def _django(connection: Any) -> Caller:
