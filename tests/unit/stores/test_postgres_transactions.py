@@ -185,6 +185,30 @@ async def test_it_has_to_be_the_stores_own_database(here: App, url: str, postgre
 
 
 @pytest.mark.anyio
+async def test_the_stores_own_database_is_another_one_by_now(postgres: Postgres) -> None:
+    """As after a restore, or a move to another server."""
+    url = postgres.database()
+    name = url.rpartition("/")[2]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(script(parse_url(url), migrations()).encode())
+    app = make(url)
+    fulfil = app.workflows["fulfil"]
+
+    async def start() -> None:
+        async with ASYNC["asyncpg"](url) as own:
+            await fulfil.options(transaction=own.connection).start(1)
+
+    await start()
+    postgres.run(f"CREATE DATABASE {name}_restored TEMPLATE {name}")
+    postgres.run(f"ALTER DATABASE {name} RENAME TO {name}_old")
+    postgres.run(f"ALTER DATABASE {name}_restored RENAME TO {name}")
+    with pytest.raises(StoreUnavailable, match="is in another database since it was last asked"):
+        await start()
+    await start()
+    await app.close()
+
+
+@pytest.mark.anyio
 async def test_a_store_that_is_not_there(url: str) -> None:
     app = make("postgresql://postgres@127.0.0.1:1/nowhere")
     with pytest.raises(StoreUnavailable):

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import convert, json, to_builtins
 
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.model import Millis, Signal, Start, Started, State
 from perdure.stores.base import Kept
 from perdure.stores.exchange import Save
@@ -21,7 +22,8 @@ from perdure.stores.shared.thread import submit
 
 
 class Home:
-    """Which database the store is in, asked once, to notice a connection that leads to another one."""
+    """Which database the store is in, to notice a connection that leads to another one: asked once, and when one is
+    taken for another, since the store itself may have been moved."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -33,6 +35,11 @@ class Home:
             asked = submit(self._ask())
             self._here = asked.result() if blocking else await asyncio.wrap_future(asked)
         return self._here
+
+    async def has_moved(self, here: str, *, blocking: bool) -> bool:
+        """Whether the store is in another database than it was: asks again."""
+        self._here = None
+        return await self.known(blocking=blocking) != here
 
     async def _ask(self) -> str:
         try:
@@ -76,7 +83,8 @@ class WithinTransaction:
         return convert(said, Kept)
 
     async def _call(self, function: str, **said: Any) -> Any:
-        here = await self._home.known(blocking=not self._caller.is_async)
+        blocking = not self._caller.is_async
+        here = await self._home.known(blocking=blocking)
         text = encode({"here": here, "clock": self._clock(), **said})
         try:
             return json.decode(await self._caller.call(self._location.schema, function, text))
@@ -85,4 +93,9 @@ class WithinTransaction:
             ours = translate_theirs(error, self._location, function)
             if ours is None:
                 raise
+            if type(ours) is StoreError and await self._home.has_moved(here, blocking=blocking):
+                raise StoreUnavailable(
+                    f"the store {self._location.name} is in another database since it was last asked, one restored or"
+                    " renamed perhaps; roll back, and try again"
+                ) from error
             raise ours from error
