@@ -139,7 +139,7 @@ async def test_without_the_right_to_make_a_schema(location: Location, postgres: 
     postgres.run(f"CREATE ROLE {name} LOGIN")
     try:
         poor = parse_url(location.url.replace("postgres@", f"{name}@"))
-        with pytest.raises(StoreError, match="does not permit that to this user"):
+        with pytest.raises(StoreError, match="let the owner of the database GRANT CREATE ON DATABASE to it"):
             await migrate.migrate(poor, BOTH)
     finally:
         postgres.run(f"DROP ROLE {name}")

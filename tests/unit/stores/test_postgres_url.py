@@ -55,6 +55,7 @@ def test_of_several_hosts_the_one_that_takes_writes(url: str) -> None:
         ("?statement_timeout=-1", "statement_timeout is a number"),
         ("?target_session_attrs=foo", "target_session_attrs is one of any, primary"),
         ("?port=x", "has the port 'x'"),
+        ("?schema=%24user", "schema can't be '$user'"),
         ("?listen=db", "listen is the URL of the server itself"),
         ("%00", "NUL"),
     ],

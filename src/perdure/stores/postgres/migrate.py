@@ -110,9 +110,20 @@ async def _apply(connection: Connection, location: Location, known: Sequence[Mig
         if migration not in _missing(location, known, await _applied(connection.fetch, location)):
             return False
         if not await connection.fetchval(sql["exists"], location.schema):
-            await connection.execute(f"CREATE SCHEMA {quote(location.schema)}")
+            await _make_schema(connection, location)
         await connection.execute(migration.body)
     return True
+
+
+async def _make_schema(connection: Connection, location: Location) -> None:
+    try:
+        await connection.execute(f"CREATE SCHEMA {quote(location.schema)}")
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StoreError(
+            f"the store {location.name} has no schema {location.schema!r} yet, and this user may not make one: let the"
+            " owner of the database GRANT CREATE ON DATABASE to it, or make the schema (CREATE SCHEMA … AUTHORIZATION"
+            f" …; {error.args[0]})"
+        ) from error
 
 
 async def _applied(fetch: Fetch, location: Location) -> list[asyncpg.Record]:

@@ -155,6 +155,8 @@ def _options(url: str, name: str) -> dict[str, str]:
 
 
 def _schema(name: str, schema: str) -> str:
+    if schema == "$user":  # In a search_path it stands for another name.
+        raise StoreUrlError(f"{name!r}: schema can't be '$user'; write the name itself")
     if not schema or not schema.isprintable() or len(schema.encode()) > _LONGEST_NAME or schema.startswith("pg_"):
         raise StoreUrlError(
             f"{name!r}: schema can't be {schema!r}; it is a name of at most {_LONGEST_NAME} bytes without 'pg_' ahead"
