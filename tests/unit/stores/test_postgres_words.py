@@ -197,6 +197,56 @@ async def test_workers_do_not_wait_long_for_an_id_that_a_transaction_has(
         assert ids(await ada.claim()) == ["x"]
 
 
+async def test_starts_of_a_key_that_a_transaction_has_hold_up_nothing_else(
+    store: PostgresStore, postgres_url: str
+) -> None:
+    ada = await worker(store)
+    async with connection(postgres_url) as application, connection(postgres_url) as other:
+        await other.execute(DEBOUNCE)
+        await other.execute(f"{DEBOUNCE} FROM generate_series(1, 1100)")
+        await application.execute(f"BEGIN; {DEBOUNCE}")
+        await store.enqueue([start("hearing")])
+        await other.execute("SELECT perdure.signal('hearing', 'approve', '1')")
+        await ada.exchange()
+        assert await words(other) == {"start": 1100}
+        await application.execute("ROLLBACK")
+        while await words(other):
+            await ada.exchange()
+
+
+async def test_starts_whose_ids_a_transaction_has_hold_up_nothing_else(store: PostgresStore, postgres_url: str) -> None:
+    ada = await worker(store)
+    replace = """SELECT perdure.start('ship', id => 'new' || n, unique_key => 'k' || n, on_conflict => 'replace')
+        FROM generate_series(1, 7) AS n"""
+    async with connection(postgres_url) as application, connection(postgres_url) as other:
+        await other.execute(
+            "SELECT perdure.start('ship', id => 'old' || n, unique_key => 'k' || n, delay => '1 hour')"
+            " FROM generate_series(1, 7) AS n"
+        )
+        await other.execute(replace)
+        for number in range(1, 8):
+            await store.cancel(f"old{number}", "so that the key is free")
+        await application.execute(
+            "BEGIN; SELECT perdure.start('ship', id => 'new' || n) FROM generate_series(1, 7) AS n"
+        )
+        await store.enqueue([start("hearing")])
+        await other.execute("SELECT perdure.signal('hearing', 'approve', '1')")
+        await ada.exchange()
+        assert await words(other) == {"start": 7}
+        await application.execute("ROLLBACK")
+        while await words(other):
+            await ada.exchange()
+
+
+async def words(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, int]:
+    """How many of which are left to workers."""
+    return dict(
+        await connection.fetch(
+            "SELECT word ->> 'what', count(*) FROM perdure.recheck WHERE word ->> 'what' <> 'count' GROUP BY 1"
+        )
+    )
+
+
 async def test_a_run_whose_child_somebody_is_starting_comes_again_and_holds_up_no_other(
     store: PostgresStore, postgres_url: str
 ) -> None:

@@ -125,11 +125,13 @@ EXCEPTION
 END $$;
 
 -- Does what was left to workers, in its order, a bounded number; tells whether anything was done, and whether all that is
--- left waits for transactions of applications. One does it at a time, so that signals keep their order.
+-- left waits for transactions of applications. One does it at a time, so that signals keep their order. What can't be
+-- done yet holds up what is about the same run or key, which is passed over, and nothing else: of starts five may take
+-- long in vain, because somebody has their id, and then the others are put off. Uses the primary key.
 CREATE FUNCTION take_in_all(_now bigint, OUT done boolean, OUT held boolean) LANGUAGE plpgsql AS $$
 DECLARE
     _left record;
-    _about text;
+    _after bigint := 0;
     _became text;
     _waiting text[] := '{}';
     _late integer := 0;
@@ -141,24 +143,36 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtextextended(current_schema(), 10)) THEN
         RETURN;  -- Whoever has it tells everybody when he is done.
     END IF;
-    FOR _left IN SELECT r.id, r.word FROM recheck AS r WHERE r.word IS NOT NULL ORDER BY r.id LIMIT 1000 LOOP
-        _about := coalesce(
-            _left.word ->> 'run', (_left.word #>> '{start,workflow}') || chr(31) || (_left.word #>> '{start,unique,key}')
-        );
-        CONTINUE WHEN _about = ANY (_waiting);
-        IF _left.word ->> 'what' IN ('count', 'lane', 'progress') THEN
-            _became := take_in(_now, _left.word);  -- Our own words.
-        ELSE
-            _became := take_in_said(_now, _left.word);
-        END IF;
-        IF _became = 'done' THEN
-            _done := _done || _left.id;
-        ELSE
-            _waiting := _waiting || _about;
-            _late := _late + (_became = 'late')::integer;
-            _busy := _busy OR _became = 'busy';
-        END IF;
-        EXIT WHEN cardinality(_done) = 200 OR _late = 5;
+    <<pages>>
+    LOOP
+        FOR _left IN
+            SELECT r.id, r.word, r.word ->> 'what' AS what, s.about
+            FROM recheck AS r
+            CROSS JOIN LATERAL (
+                SELECT coalesce(
+                    r.word ->> 'run', (r.word #>> '{start,workflow}') || chr(31) || (r.word #>> '{start,unique,key}')
+                ) AS about
+            ) AS s
+            WHERE r.word IS NOT NULL AND r.id > _after AND (s.about = ANY (_waiting)) IS NOT TRUE
+            ORDER BY r.id LIMIT 1000
+        LOOP
+            _after := _left.id;
+            CONTINUE WHEN _left.about = ANY (_waiting) OR (_late >= 5 AND _left.what = 'start');
+            IF _left.what IN ('count', 'lane', 'progress') THEN
+                _became := take_in(_now, _left.word);  -- Our own words.
+            ELSE
+                _became := take_in_said(_now, _left.word);
+            END IF;
+            IF _became = 'done' THEN
+                _done := _done || _left.id;
+            ELSE
+                _waiting := _waiting || _left.about;
+                _late := _late + (_became = 'late')::integer;
+                _busy := _busy OR _became = 'busy';
+            END IF;
+            EXIT pages WHEN cardinality(_done) = 200 OR _late = 10;
+        END LOOP;
+        EXIT WHEN NOT FOUND OR cardinality(_waiting) >= 1000;
     END LOOP;
     DELETE FROM recheck AS r WHERE r.id = ANY (_done);
     done := cardinality(_done) > 0;
