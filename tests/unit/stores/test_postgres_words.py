@@ -240,11 +240,10 @@ async def test_starts_whose_ids_a_transaction_has_hold_up_nothing_else(store: Po
 
 async def words(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, int]:
     """How many of which are left to workers."""
-    return dict(
-        await connection.fetch(
-            "SELECT word ->> 'what', count(*) FROM perdure.recheck WHERE word ->> 'what' <> 'count' GROUP BY 1"
-        )
+    rows = await connection.fetch(
+        "SELECT word ->> 'what', count(*) FROM perdure.recheck WHERE word ->> 'what' <> 'count' GROUP BY 1"
     )
+    return {what: count for what, count in rows}
 
 
 async def test_a_run_whose_child_somebody_is_starting_comes_again_and_holds_up_no_other(

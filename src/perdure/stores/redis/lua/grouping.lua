@@ -256,7 +256,8 @@ local function settle_part(group)
 end
 
 -- Something about a group has changed: what its runs do, or (`sweeps`) its limit, or a pause: then what has not begun
--- goes back into the line, where that holds it; what comes back while the group is paused keeps its slot.
+-- goes back into the line, where that holds it; what comes back while the group is paused keeps its slot, unless there
+-- are more of these than the limit.
 function settle_group(group, sweeps)
     group.changed, group.sweeps = true, sweeps or group.sweeps
     if not unsettled[group.name] and not settle_part(group) then
@@ -280,7 +281,7 @@ function join_group(run, group)
         end
         regroup(run, group)
         if group.slots > group.most then
-            settle_group(group)
+            settle_group(group, group.paused)
         end
         return
     end
