@@ -243,7 +243,7 @@ async def words(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, int
     rows = await connection.fetch(
         "SELECT word ->> 'what', count(*) FROM perdure.recheck WHERE word ->> 'what' <> 'count' GROUP BY 1"
     )
-    return {what: count for what, count in rows}
+    return {row[0]: row[1] for row in rows}
 
 
 async def test_a_run_whose_child_somebody_is_starting_comes_again_and_holds_up_no_other(

@@ -105,7 +105,8 @@ END $$;
 -- live_holder and live_line, of the line no more than is let through. Of the runs that join just now those that need not
 -- wait in the line are in the order of their lanes where they were made; what comes from the line goes behind all others:
 -- so groups take turns. `_set` says that a limit or a pause was set: a pause sends back into the line what has not begun, and
--- what comes back later keeps its slot. All groups are looked at by the same statements.
+-- what comes back later keeps its slot, unless there are more of these than the limit. All groups are looked at by the same
+-- statements.
 CREATE FUNCTION admit(
     _now bigint, _groups bigint[], _joined bigint[] DEFAULT NULL, _set boolean DEFAULT false
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -144,6 +145,7 @@ BEGIN
                     SELECT
                         count(*) FILTER (WHERE h.keeps AND h.state = 'queued') AS woken,
                         coalesce(bool_or(h.keeps AND h.session IS NOT NULL), false) AS seated,
+                        count(*) > g.most AS over,
                         CASE
                             WHEN g.paused THEN 0 ELSE greatest(0, g.most - count(*) FILTER (WHERE h.keeps))
                         END AS free
@@ -167,7 +169,7 @@ BEGIN
                 FROM counted AS c
                 LEFT JOIN ranked AS r ON CASE
                     WHEN r.rank <= c.free THEN r.slot = 2 OR r.held = 'paused'
-                    ELSE r.slot = 1 AND (_set OR NOT g.paused)
+                    ELSE r.slot = 1 AND (_set OR NOT g.paused OR c.over)
                 END
             ) AS w
             WHERE g.id = ANY (_open)
