@@ -241,9 +241,8 @@ class _Attempts:
             await self._save(Outcome.OPEN, encode_failure(error), at)
             raise _Again(at)
         raised_by(error, self.step.name)
-        if (
-            isinstance(error, StepFailed) and error.key == self.key
-        ):  # Another process told of it in these words already.
+        if isinstance(error, StepFailed) and error.key == self.key:
+            # The process that it ran in has told of it in these words already.
             await self._save(Outcome.ERROR, json.encode(error.info).decode())
             return
         info = describe(error)

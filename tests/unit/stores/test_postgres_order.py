@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
@@ -19,10 +18,10 @@ from perdure.stores.postgres import parse_url
 from perdure.stores.postgres.drift import drift
 from perdure.stores.postgres.store import PostgresStore
 from servers.postgres import Postgres, migrated_postgres
+from servers.postgres_locks import connection, waiting
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE = 20
 REPLACE = "SELECT perdure.start('ship', '{}', unique_key => 'k', on_conflict => 'replace', delay => '1 hour')"
 
 
@@ -37,24 +36,6 @@ async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
     await store.open()
     yield store
     await store.close()
-
-
-@asynccontextmanager
-async def connection(url: str) -> AsyncGenerator[asyncpg.Connection[asyncpg.Record]]:
-    opened = await asyncpg.connect(url, command_timeout=PATIENCE)
-    try:
-        yield opened
-    finally:
-        opened.terminate()
-
-
-async def waiting(postgres: Postgres, url: str, number: int) -> None:
-    """Until so many wait for locks in a database."""
-    database = url.rpartition("/")[2]
-    asked = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}' AND wait_event_type = 'Lock'"
-    async with asyncio.timeout(PATIENCE):
-        while postgres.run(asked) != [(number,)]:
-            await asyncio.sleep(0.01)
 
 
 async def test_lists_with_the_same_keys_in_other_orders(
@@ -83,7 +64,7 @@ async def test_ends_and_a_cancel(store: PostgresStore, postgres_url: str, postgr
         await holder.execute("BEGIN")
         await holder.fetch("SELECT 1 FROM perdure.live WHERE seq = $1 FOR UPDATE", ends[1].ref)
         ending = asyncio.create_task(ada.exchange(settles=[settle(claim) for claim in ends]))
-        await waiting(postgres, postgres_url, 1)
+        await waiting(postgres, postgres_url)
         cancelling = asyncio.create_task(other.fetch("SELECT perdure.cancel(NULL, 'r1', 'enough', true)"))
         await waiting(postgres, postgres_url, 2)
         await holder.execute("COMMIT")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
@@ -15,10 +14,10 @@ from perdure.stores.postgres import parse_url
 from perdure.stores.postgres.listen import channel
 from perdure.stores.postgres.store import PostgresStore
 from servers.postgres import Postgres, migrated_postgres
+from servers.postgres_locks import connection, waiting
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE = 20
 DEBOUNCE = "SELECT perdure.start('ship', '{}', unique_key => 'k', debounce => '1 hour')"
 
 
@@ -33,25 +32,6 @@ async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
     await store.open()
     yield store
     await store.close()
-
-
-@asynccontextmanager
-async def connection(url: str) -> AsyncGenerator[asyncpg.Connection[asyncpg.Record]]:
-    opened = await asyncpg.connect(url, command_timeout=PATIENCE)
-    try:
-        yield opened
-    finally:
-        opened.terminate()
-
-
-async def waits(postgres: Postgres, url: str) -> None:
-    """Until somebody waits for a lock in a database."""
-    database = url.rpartition("/")[2]
-    async with asyncio.timeout(PATIENCE):
-        while not postgres.run(
-            f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}' AND wait_event_type = 'Lock'"
-        ):
-            await asyncio.sleep(0.01)
 
 
 async def claim(connection: asyncpg.Connection[asyncpg.Record], worker: Worker) -> None:
@@ -72,7 +52,7 @@ async def test_a_run_that_is_claimed_just_now_is_not_replaced(
         await other.execute("BEGIN")
         await claim(other, ada)
         starting = asyncio.create_task(store.enqueue([start("second", input="2", unique=unique)]))
-        await waits(postgres, postgres_url)
+        await waiting(postgres, postgres_url)
         await other.execute("COMMIT")
     [answer] = await starting
     assert (answer.id, answer.existed) == (made, made == "first")
@@ -92,7 +72,7 @@ async def test_a_key_whose_run_ends_just_now_is_free(
             "BEGIN; SET search_path = perdure; SELECT stop(1, ARRAY[seq], 'enough', false) FROM perdure.run"
         )
         starting = asyncio.create_task(store.enqueue([start("second", unique=unique)]))
-        await waits(postgres, postgres_url)
+        await waiting(postgres, postgres_url)
         await other.execute("COMMIT")
     [answer] = await starting
     assert (answer.id, answer.existed) == ("second", False)
@@ -125,7 +105,7 @@ async def test_a_group_that_somebody_joins_just_now_is_kept(
             SELECT (jsonb_populate_record(r, '{"seq": -5, "id": "x"}')).* FROM perdure.run AS r"""
         )
         starting = asyncio.create_task(store.enqueue([start("x", group="g", session="s")]))
-        await waits(postgres, postgres_url)
+        await waiting(postgres, postgres_url)
         await other.execute("BEGIN; SELECT group_of('default', 'g', 1), session_of('default', 's')")
         await third.execute("COMMIT")
         await asyncio.wait_for(starting, 5)  # It does not wait until the other one is done.
