@@ -33,7 +33,7 @@ class Watching:
             over=False,
             cancelling=None,
             inbox=Inbox(claim(), cast(Any, None)),
-            all_tasks=set[Any],
+            tasks=list[Any](),
             park=self.park,
         )
         self.waits = Waits(self.execution)

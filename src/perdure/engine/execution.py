@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextvars
 import logging
 from collections.abc import Callable, Coroutine
@@ -16,6 +15,7 @@ from perdure.causes import DEADLINE_PASSED
 from perdure.clock import Alarm
 from perdure.engine import settling
 from perdure.engine.definitions import WorkflowDefinition
+from perdure.engine.driving import drive, has_thread
 from perdure.engine.flight import InFlight
 from perdure.engine.halt import ContinueAsNew, Halt
 from perdure.engine.history import History, Inbox
@@ -24,6 +24,7 @@ from perdure.engine.order import Order
 from perdure.engine.parking import Waits
 from perdure.engine.points import Point
 from perdure.engine.scope import Scope, enter, is_in_step, kept_within, leave
+from perdure.engine.spawned import Spawned
 from perdure.engine.tasks import unwind
 from perdure.engine.threads import InThread, guarded
 from perdure.engine.turns import NEW, Turns
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from perdure.engine.worker import Runtime
 
 T = TypeVar("T")
-
-_TURNS_OF_CANCELLING = 5
-"""Turns of the event loop in which a cancellation gets from one task to those that it waits for."""
 
 _MOST_REFUSED = 100
 """How often code that is closed where it stands may call something in vain."""
@@ -67,9 +65,7 @@ class Execution:
         self._claimed_at = runtime.clock.now()
         self.history = History(claim, runtime.store)
         self.missing = frozenset(claim.missing)
-        self.tasks: dict[asyncio.Task[Any], None] = {}
-        """Tasks of the user's own making that called a step or a wait."""
-        self._adopted: dict[asyncio.Task[Any], None] = {}
+        self.spawned = Spawned(runtime.loop)
         self.cancelling = claim.cancelling
         self.over = False
         """Nothing that this execution says counts any more: it is parked, lost, handed back or settled."""
@@ -77,9 +73,10 @@ class Execution:
         """Whether something new has completed since the claim, so that what comes next wasn't cut off before it."""
         self._status: Json | None = None
         """What the run said of its progress and the store does not know yet."""
-        self._delivered = False
+        self.delivered = False
+        """Whether its code was cancelled."""
         self._replaying = bool(claim.checkpoints)
-        self._thread_told = False
+        self.thread_told = False
         self._closing = False
         self.active = 0
         """How many steps, reads and checkpoints are in flight: what is no mere wait."""
@@ -138,6 +135,7 @@ class Execution:
         try:
             settle = await self._attempt(scope)
             self._closing = True
+            self.spawned.orphan()
             while self.active and not self.over:  # a failed step does not take its siblings' checkpoints with it
                 self._idle = self.runtime.loop.create_future()
                 await self._idle
@@ -204,7 +202,8 @@ class Execution:
     def _close(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._cancel_others()
+        self.spawned.orphan()
+        self.spawned.cancel()
         self._end_waits()
         self.runtime.finished(self)
         leave(self)
@@ -221,7 +220,7 @@ class Execution:
         While the code replays it is where the run has been long ago: it is cancelled when it comes to something new,
         or soon, if it never does.
         """
-        if self.over or self._delivered:
+        if self.over or self.delivered:
             return
         if self.cancelling is None:
             self.cancelling = cancelling
@@ -233,23 +232,9 @@ class Execution:
 
     def _deliver(self) -> None:
         reason = None if self.cancelling is None else self.cancelling.reason
-        self._delivered = True
+        self.delivered = True
         self.task.cancel(reason)
-        self._cancel_others(reason)
-
-    def _cancel_others(self, reason: str | None = None, turns: int = _TURNS_OF_CANCELLING, left: int = 0) -> None:
-        """Cancels the tasks that nobody else does. Groups and the like cancel what they wait for, one level in a turn
-        or two, and a task that is cancelled once more is interrupted in its cleaning up: so one is cancelled from here,
-        the oldest, when for some turns no other one has been, and the others get as many turns again."""
-        uncancelled = [each for each in {**self._adopted, **self.tasks} if not (each.done() or each.cancelling())]
-        if not uncancelled:
-            return
-        if len(uncancelled) < left:
-            turns = _TURNS_OF_CANCELLING
-        elif turns == 0:
-            uncancelled[0].cancel(reason)
-            turns = _TURNS_OF_CANCELLING
-        self.runtime.loop.call_soon(self._cancel_others, reason, turns - 1, len(uncancelled))
+        self.spawned.cancel(reason)
 
     def lost(self) -> None:
         """Stops: another worker owns the run now, or will."""
@@ -271,21 +256,22 @@ class Execution:
         if self.over:
             return
         self.over = True
+        self.spawned.orphan()
         self._end_waits()
         self.runtime.finished(self)
         # In the run, whoever says this: so what its clean-up calls is known to be of a run that is over.
         context = contextvars.copy_context()
         context.run(enter, Scope(self, self.task))
-        if asyncio.current_task() in self.all_tasks():
+        if asyncio.current_task() in self.tasks:
             self.runtime.loop.call_soon(self._unwind, context=context)  # code that runs just now can't be closed
         else:
             context.run(self._unwind)
 
     def _unwind(self) -> None:
         self._unwinding = True
-        for task in (*self.tasks, *self._adopted, self.task):  # from within: a group would cancel what is open in it
+        for task in self.tasks:  # from within: a group would cancel what is open in it
             if not task.done():
-                unwind(task, cancel=bool(self._steps) or _has_thread(task))
+                unwind(task, cancel=bool(self._steps) or has_thread(task))
         self._unwinding = False
 
     @property
@@ -298,30 +284,16 @@ class Execution:
         """Whether nothing new may begin: the execution is over, or its function has ended."""
         return self.over or self._closing
 
-    def all_tasks(self) -> set[asyncio.Task[Any]]:
-        """Every task that is known to run code of this run."""
-        return {self.task, *self.tasks, *self._adopted}
-
-    def adopt(self, task: asyncio.Task[Any]) -> None:
-        """Learns of a task that the workflow's code has made, to know whether it is at something."""
-        if not task.done():
-            self._adopted[task] = None
-            task.add_done_callback(self._disown)
-
-    def _disown(self, task: asyncio.Task[Any]) -> None:
-        self._adopted.pop(task, None)
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Every task that is known to run code of this run and is not done, the innermost first."""
+        return self.spawned.tasks if self.task.done() else [*self.spawned.tasks, self.task]
 
     def track(self, task: asyncio.Task[Any] | None) -> None:
         """Learns of a task of the user's own making, so that it ends with the run. (Of one that is over, code is closed
         in tasks of others.)"""
-        if task is not None and task is not self.task and task not in self.tasks and not self.over:
-            self.tasks[task] = None
-            task.add_done_callback(self._untrack)
-
-    def _untrack(self, task: asyncio.Task[Any]) -> None:
-        self.tasks.pop(task, None)
-        if self.ending and not task.cancelled():
-            task.exception()  # nobody asks for it when the run has ended, or goes on elsewhere or later
+        if task is not None and task is not self.task and not self.over:
+            self.spawned.track(task)
 
     # --- what steps and waits need
 
@@ -493,7 +465,7 @@ class Execution:
         await self.check()
         self._replaying = False
         self._speak()
-        if self.cancelling is not None and not self._delivered:
+        if self.cancelling is not None and not self.delivered:
             self._deliver()
             await self.runtime.loop.create_future()
 
@@ -505,26 +477,7 @@ class Execution:
 
     def drive(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a step or a wait for sync code of this run, which blocks until it is over."""
-        if self.over:
-            work.close()
-            raise Halt
-        if self._delivered and not self._thread_told:
-            self._thread_told = True
-            work.close()
-            raise asyncio.CancelledError(self.cancelling.reason if self.cancelling else None)
-        future = asyncio.run_coroutine_threadsafe(self._tracked(work), self.runtime.loop)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            work.close()  # it may have been cancelled before it began
-            if self.over:
-                raise Halt from None
-            self._thread_told = True
-            raise asyncio.CancelledError(self.cancelling.reason if self.cancelling else None) from None
-
-    async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
-        self.track(asyncio.current_task())
-        return await work
+        return drive(self, work)
 
     # --- waiting and parking
 
@@ -553,8 +506,3 @@ class Execution:
             return
         self.halt()
         self.runtime.pump.settle(Settle(self.claim.ref, self.token, To.PARK, waits=waits))
-
-
-def _has_thread(task: asyncio.Task[Any]) -> bool:
-    """Whether a thread waits for the task, and has to hear of its end."""
-    return getattr(task.get_coro(), "cr_code", None) is Execution._tracked.__code__  # pyright: ignore[reportPrivateUsage]

@@ -144,8 +144,8 @@ class Waits:
     def _all_wait(self) -> bool:
         waits: set[asyncio.Future[Any]] = {future for _, future in self._pending.values()}
         waits.update(self._endless.values())
-        tasks = self._execution.all_tasks()
-        return all(waits_for_others(task, waits, tasks) for task in tasks if not task.done())
+        tasks = self._execution.tasks
+        return all(waits_for_others(task, waits, tasks) for task in tasks)
 
     def _watch_all(self) -> None:
         execution = self._execution

@@ -64,7 +64,7 @@ class _Adopting:
         scope = scope_of_creator(options.get("context"))
         if scope is not None and scope.step_key is None:
             # In a step it may be anything, such as the housekeeping of a client that the step opens for others too.
-            scope.execution.adopt(task)
+            scope.execution.spawned.adopt(task)
         return task
 
 

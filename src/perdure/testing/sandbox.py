@@ -193,7 +193,7 @@ class Sandbox:
             return
         executions = list(worker.runtime.executions.values())
         await worker.kill()
-        tasks = {task for execution in executions for task in (execution.task, *execution.tasks)}
+        tasks = {task for execution in executions for task in execution.tasks}
         if tasks:
             await asyncio.wait(tasks, timeout=_END)
 
