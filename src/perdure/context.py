@@ -58,19 +58,22 @@ class RunContext:
     @property
     def step(self) -> str | None:
         """The key of the step that the code is in; None in the workflow itself."""
-        return self._scope.step_key
+        attempt = self._scope.attempt
+        return None if attempt is None else attempt.key
 
     @property
     def step_attempt(self) -> int:
         """The number of the step's attempt, from 1; 0 in the workflow itself."""
-        return self._scope.step_attempt
+        attempt = self._scope.attempt
+        return 0 if attempt is None else attempt.number
 
     @property
     def cancelling(self) -> bool:
         """Whether this code should come to an end: the run is being cancelled or was lost, the step's time is over, or
         the worker stops. Sync code that takes long looks here from time to time."""
-        execution = self._scope.execution
-        return execution.over or execution.cancelling is not None or self._scope.cancelled
+        execution, attempt = self._scope.execution, self._scope.attempt
+        ended = attempt is not None and (attempt.cancelled or attempt.over)
+        return ended or execution.over or execution.cancelling is not None
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from msgspec import Struct
 
 
@@ -118,7 +121,17 @@ def batch_conflict(batch: str, what: str) -> IdConflict:
 
 def kept_type(cls: type[BaseException]) -> str:
     """What is kept of an exception's class: the module and the name."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    module = main_module() if cls.__module__ == "__main__" else cls.__module__
+    return f"{module}:{cls.__qualname__}"
+
+
+def main_module() -> str:
+    """The name by which other processes import the module that this one runs, as far as that can be told."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:
+        return main.__spec__.name
+    file = getattr(main, "__file__", None)
+    return "__main__" if file is None else Path(file).stem
 
 
 class ErrorInfo(Struct, omit_defaults=True):
@@ -129,6 +142,8 @@ class ErrorInfo(Struct, omit_defaults=True):
     traceback: str = ""
     args: list[object] | None = None
     """The arguments to make it again from, when they could be kept."""
+    attributes: dict[str, object] | None = None
+    """What it has beside them, as far as that could be kept."""
     cause: ErrorInfo | None = None
 
     def __str__(self) -> str:
@@ -146,6 +161,14 @@ class StepFailed(PerdureError):
 
 class StepCutOff(PerdureError):
     """The last attempt that a step's `Retry` allows was cut off by a crash of the worker."""
+
+    def __init__(self, message: str, since: int = 0) -> None:
+        super().__init__(message, since)
+        self.since = since
+        """Where in the run's history the attempt began that was cut off, and that the next one goes on with."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class StepCancelled(PerdureError):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 import sysconfig
 import traceback
+from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from traceback import StackSummary, TracebackException
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from msgspec import json
 
-from perdure.errors import DecodingError, ErrorInfo, RunFailed, StepFailed, kept_type
+from perdure.errors import DecodingError, ErrorInfo, RunFailed, StepFailed, kept_type, main_module
 
 E = TypeVar("E", bound=BaseException)
 
@@ -61,10 +62,10 @@ def decode_failure(text: str) -> ErrorInfo:
 
 
 def rebuild(info: ErrorInfo) -> BaseException | None:
-    """The exception, made again, with the kept traceback as a note; None when that can't be done faithfully.
+    """The exception, made again, with the kept traceback as a note; None when that can't be done.
 
-    It is made of a class in a module that is imported already (nothing is ever imported for it), that derives from
-    `Exception`, takes the kept arguments and gives the same message with them.
+    It is made of a class that derives from `Exception`, in a module that is imported or can be, that takes the kept
+    arguments and gives the same message with them.
 
     ```python
     error = rebuild(decode_failure(body)) or StepFailed(key, info)
@@ -75,6 +76,8 @@ def rebuild(info: ErrorInfo) -> BaseException | None:
         return None
     try:
         error = cls(*info.args)
+        for name, value in (info.attributes or {}).items():
+            setattr(error, name, value)
         if type(error) is not cls or _shortened(_text(error), MAX_MESSAGE) != info.message:
             return None
         if info.traceback:
@@ -111,11 +114,12 @@ def _raised_at(error: BaseException) -> str:
 
 
 def _describe(error: BaseException, causes_left: int) -> ErrorInfo:
-    cls = type(error)
+    args, attributes = _parts(error)
     info = ErrorInfo(
-        type=kept_type(cls),
+        type=kept_type(type(error)),
         message=_shortened(_message(error), MAX_MESSAGE),
-        args=_plain_args(error),
+        args=args,
+        attributes=attributes or None,
     )
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None and causes_left:
@@ -148,18 +152,34 @@ def _storable(text: str) -> str:
     return str.encode(text, errors="backslashreplace").decode()
 
 
-def _plain_args(error: BaseException) -> list[object] | None:
-    args = error.args
-    if isinstance(error, BaseExceptionGroup) or not all(_is_plain(arg) for arg in args):
-        return None
+def _parts(error: BaseException) -> tuple[list[object] | None, dict[str, object]]:
+    """What it is made again from: the arguments, or None, and what of its attributes can be kept. As pickle takes it
+    apart, which knows of arguments that are not in `args`, such as the name of a file."""
+    args: tuple[object, ...] = error.args
+    state: dict[str, object] = {}
     try:
-        return list(args) if len(json.encode(args)) <= MAX_ARGS else None
+        made, found, *more = cast("tuple[Any, ...]", error.__reduce__())
+        if made is type(error):
+            args, state = tuple(found), dict(more[0] if more and more[0] else {})
+    except BaseException:  # the class is the user's; what is in `args` may do
+        pass
+    if isinstance(error, BaseExceptionGroup) or not all(map(_is_plain, args)) or not _fits(args):
+        return None, {}
+    kept = {name: value for name, value in state.items() if name != _STEP and _is_plain(value)}
+    return list(args), kept if _fits(kept) else {}
+
+
+def _fits(value: object) -> bool:
+    try:
+        return len(json.encode(value)) <= MAX_ARGS
     except (ValueError, OverflowError):  # surrogates, integers of thousands of digits
-        return None
+        return False
 
 
 def _is_plain(value: object) -> bool:
     # The exact types: what comes back from JSON for a subclass would be something else.
+    if type(value) is list:
+        return all(map(_is_plain, cast("list[object]", value)))
     return value is None or type(value) in (str, int, bool) or (type(value) is float and isfinite(value))
 
 
@@ -199,8 +219,16 @@ def _shortened(text: str, limit: int) -> str:
 
 def _find_class(name: str) -> type[Exception] | None:
     module, _, qualname = name.partition(":")
-    found: object = sys.modules.get(module)
+    found: object = sys.modules["__main__"] if module == main_module() else _imported(module)
     for part in qualname.split("."):
         # Through the dictionaries: `getattr` could run a module's `__getattr__`, and that may import.
         found = getattr(found, "__dict__", {}).get(part)
     return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _imported(module: str) -> object:
+    """The module: what a step imports only when it runs may not have been imported where the run goes on."""
+    try:
+        return sys.modules.get(module) or import_module(module)
+    except Exception:  # it is not here, or is broken
+        return None

@@ -185,7 +185,7 @@ class Workflow(Generic[P, R]):
             poll.continue_as_new(cursor)
         """
         scope = scope_needed("continue_as_new()")
-        if scope.execution.definition is not self.definition or scope.step_key is not None:
+        if scope.execution.definition is not self.definition or scope.attempt is not None:
             raise NotInWorkflow(
                 f"{self.name}.continue_as_new() works in a run of workflow {self.name} itself, not in a step"
             )

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from engine.fakes import FakeExecution, as_execution
-from perdure.engine.scope import Scope, check_key, enter, scope_here, scope_needed
+from perdure.engine.scope import Attempt, Scope, check_key, enter, scope_here, scope_needed
 from perdure.errors import DefinitionError, NotInWorkflow
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,7 @@ def test_calls_of_a_name_are_numbered_from_the_second_one() -> None:
 def test_keys_within_a_step_begin_with_its_key_and_count_for_themselves() -> None:
     outer = scope()
     outer.key("a")
-    inner = scope("outer#2/", step_key="outer#2")
+    inner = scope("outer#2/", attempt=Attempt("outer#2", 1, 0, None))
     assert [inner.key("a"), inner.key("a")] == ["outer#2/a", "outer#2/a#2"]
 
 
@@ -70,7 +70,7 @@ def test_a_given_key_counts_for_the_enclosing_step_whatever_the_task() -> None:
     execution = FakeExecution()
     root = Scope(as_execution(execution), None)
     assert root.named("parse:x") == "parse:x"
-    inner = Scope(as_execution(execution), None, "all/~1/", step_key="all")
+    inner = Scope(as_execution(execution), None, "all/~1/", attempt=Attempt("all", 1, 0, None))
     assert inner.named("parse:x") == "all/parse:x"
     assert execution.names == ["parse:x", "all/parse:x"]
 

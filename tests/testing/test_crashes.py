@@ -13,6 +13,7 @@ import pytest
 from perdure import App, Retry, current_run, sleep, step, testing, wait_signal
 from perdure.engine.execution import Execution
 from perdure.engine.points import Point
+from perdure.engine.scope import Attempt
 from perdure.engine.steps import _Attempts
 from perdure.model import Checkpoint, Kind, Outcome
 
@@ -219,12 +220,12 @@ async def test_an_engine_that_runs_a_kept_step_again_is_found(monkeypatch: pytes
 
 
 async def test_an_engine_that_tries_too_often_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = _Attempts._try
+    once = _Attempts._try
 
-    async def twice(self: _Attempts) -> Any:
+    async def twice(self: _Attempts, attempt: Attempt) -> Any:
         if self.execution.claim.cut_off:
             self.execution.tap(Point.BEFORE_STEP, self.key)
-        return await attempt(self)
+        return await once(self, attempt)
 
     monkeypatch.setattr(_Attempts, "_try", twice)
     report = await testing.explore_crashes(counts_itself, before=seen.clear)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import builtins
 import enum
 import os
 import subprocess
@@ -10,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, NoReturn, TypedDict, TypeVar
 from uuid import UUID
 
@@ -613,7 +613,15 @@ def caught(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("x"), ValueError(), KeyError("a"), Declined("no", 5), Outer.Inner("a", 1, None), OSError(2, "n")],
+    [
+        ValueError("x"),
+        ValueError(),
+        KeyError("a"),
+        Declined("no", 5),
+        Outer.Inner("a", 1, None),
+        OSError(2, "n"),
+        OSError(2, "no", "file"),
+    ],
 )
 def test_exceptions_come_back(error: Exception) -> None:
     again = rebuild(decode_failure(encode_failure(caught(error))))
@@ -643,7 +651,6 @@ def locally_defined() -> Exception:
         ValueError("x" * 50_000),
         UnicodeDecodeError("utf-8", b"x", 0, 1, "no"),
         ValueError("\ud800"),
-        OSError(2, "no", "file"),
     ],
 )
 def test_exceptions_that_can_not_be_made_again_faithfully(error: BaseException) -> None:
@@ -659,13 +666,11 @@ def test_only_exceptions_are_ever_made(name: str) -> None:
     assert rebuild(ErrorInfo(type=name, message="x", args=["x"])) is None
 
 
-def test_nothing_is_imported_to_find_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_code_of_a_module_runs_to_find_an_exception_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     lazy = types.ModuleType("lazy_module")
     lazy.__getattr__ = lambda name: pytest.fail("ran code")
     monkeypatch.setitem(sys.modules, "lazy_module", lazy)
-    monkeypatch.setattr(builtins, "__import__", lambda *args: pytest.fail("imported"))
     assert rebuild(ErrorInfo(type="lazy_module:Error", message="x", args=["x"])) is None
-    assert rebuild(ErrorInfo(type="not_imported:Error", message="x", args=["x"])) is None
 
 
 def test_causes_are_kept() -> None:
@@ -699,6 +704,32 @@ def test_a_chain_that_is_too_long_is_cut() -> None:
     loop.__cause__ = KeyError("k")
     loop.__cause__.__cause__ = loop
     assert describe(loop).message == "loop"
+
+
+def test_an_exception_of_a_module_that_is_not_imported_yet_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_late.py").write_text("class Refused(ValueError): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    kept = ErrorInfo("imported_late:Refused", "no", args=["no"])
+    try:
+        assert isinstance(rebuild(kept), ValueError)
+    finally:
+        sys.modules.pop("imported_late", None)
+    assert rebuild(ErrorInfo("not_there_at_all:Refused", "no", args=["no"])) is None
+
+
+def test_an_exception_of_the_program_itself_is_found_by_processes_that_import_it(tmp_path: Path) -> None:
+    program = tmp_path / "shop.py"
+    program.write_text(
+        "from perdure.failures import decode_failure, encode_failure, rebuild\n"
+        "class Refused(Exception): ...\n"
+        "if __name__ == '__main__':\n"
+        "    kept = decode_failure(encode_failure(Refused('no')))\n"
+        "    print(kept.type, type(rebuild(kept)) is Refused)\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["shop:Refused", "True"]
 
 
 def test_a_failure_that_could_not_be_made_again_stays_the_cause() -> None:

@@ -23,7 +23,7 @@ from perdure.engine.interrupts import is_ctrl_c
 from perdure.engine.order import Order
 from perdure.engine.parking import Waits
 from perdure.engine.points import Point
-from perdure.engine.scope import Scope, enter, is_in_step, kept_within, leave
+from perdure.engine.scope import Scope, attempt_here, enter, kept_within, leave
 from perdure.engine.spawned import Spawned
 from perdure.engine.tasks import unwind
 from perdure.engine.threads import InThread, guarded
@@ -45,7 +45,7 @@ _BEHIND_ALL = 1 << 40
 """A position behind all that the store had kept of a run when it was claimed."""
 
 _REPLAY_PATIENCE = 1.0
-"""Seconds that replay may take to come to something new when the run is to be cancelled there."""
+"""Seconds that replay may take to come to something more when the run is to be cancelled where it is new."""
 
 
 class Execution:
@@ -76,11 +76,14 @@ class Execution:
         self.delivered = False
         """Whether its code was cancelled."""
         self._replaying = bool(claim.checkpoints)
+        self._replayed = 0
         self.thread_told = False
         self._closing = False
         self.active = 0
         """How many steps, reads and checkpoints are in flight: what is no mere wait."""
         self._steps: set[str] = set()
+        self._left_behind: list[asyncio.Future[None]] = []
+        """Of attempts that wait for steps that the one before left at work."""
         self.order = Order()
         self._waits: Waits | None = None
         self._turns: Turns | None = None
@@ -214,20 +217,20 @@ class Execution:
 
     # --- what others ask of it
 
-    def cancel(self, cancelling: Cancelling) -> None:
+    def cancel(self, cancelling: Cancelling, replayed: int = -1) -> None:
         """Has the run's code cancelled, once; async code may clean up, sync code sees `cancelling`.
 
         While the code replays it is where the run has been long ago: it is cancelled when it comes to something new,
-        or soon, if it never does.
+        or when it has come to nothing for a while, to no more than it had `replayed` before.
         """
         if self.over or self.delivered:
             return
         if self.cancelling is None:
             self.cancelling = cancelling
-        if self._replaying:
-            self._replaying = False
-            self.runtime.loop.call_later(_REPLAY_PATIENCE, self.cancel, cancelling)
+        if self._replaying and self._replayed > replayed:
+            self.runtime.loop.call_later(_REPLAY_PATIENCE, self.cancel, cancelling, self._replayed)
             return
+        self._replaying = False
         self._deliver()
 
     def _deliver(self) -> None:
@@ -311,9 +314,10 @@ class Execution:
             raise asyncio.CancelledError from None
 
     async def check(self) -> None:
-        """Raises `CancelledError` when nothing new may begin: the execution is over, or its function has ended, and the
-        call is not part of a step that is still in flight."""
-        if self.over or (self._closing and not is_in_step()):
+        """Raises `CancelledError` when nothing new may begin: the execution is over, or what the call is part of has
+        ended, the attempt of a step or the workflow's function."""
+        attempt = attempt_here()
+        if self.over or (self._closing if attempt is None else attempt.over):
             self._refused += 1
             if not self._unwinding or self._refused > _MOST_REFUSED:
                 # Code that swallows it in a loop must not hold up everybody else; code that is closed can't wait.
@@ -366,6 +370,7 @@ class Execution:
     async def replay(self, when: Millis, position: int = 0) -> None:
         """Lets kept outcomes arrive in the order in which they came about, so that `as_completed`, `wait` and the like
         decide as they did before."""
+        self._replayed += 1
         self.begin()
         try:
             await self.turns.take(when, position)
@@ -378,13 +383,22 @@ class Execution:
     ) -> Existed | None:
         """Makes a checkpoint durable; tells of the child that it starts if there was one already."""
         await self.order.begin_save()
+        within = kept_within()
+        before = None if within is None else within.get(checkpoint.key)
         try:
             if self.over:
                 raise asyncio.CancelledError
-            existed = await self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
+            saved = self.runtime.pump.save(Save(self.claim.ref, self.token, checkpoint, consumes, starts))
+            self.keep(checkpoint)  # now: it becomes durable, also when the call is cancelled before that
+            existed = await saved
+        except Exception:
+            if within is not None:
+                del within[checkpoint.key]
+                if before is not None:
+                    within[checkpoint.key] = before
+            raise
         finally:
             self.order.end_save()
-        self.keep(checkpoint)
         if checkpoint.outcome is not Outcome.OPEN:
             await self.completed()
         return existed
@@ -433,6 +447,9 @@ class Execution:
         """It is over."""
         if step:
             self._steps.discard(step)
+            for waiting in self._left_behind:
+                if not waiting.done():
+                    waiting.set_result(None)
         self.active -= 1
         self.runtime.stirred()
         if self.active == 0:
@@ -440,6 +457,24 @@ class Execution:
                 self._idle.set_result(None)
             if self._waits is not None:
                 self._waits.consider_parking()
+
+    async def left_behind(self, step: str) -> None:
+        """Waits for what an attempt of a step that failed has left at work within it (`gather` does that): the next
+        attempt finds what it comes to, and does not begin it beside itself. Waits that it left are over."""
+        prefix = f"{step}/"
+        while inner := [each for each in self._steps if each.startswith(prefix)]:
+            self._abandon_waits(prefix, inner)
+            waiting: asyncio.Future[None] = self.runtime.loop.create_future()
+            self._left_behind.append(waiting)
+            try:
+                await waiting
+            finally:
+                self._left_behind.remove(waiting)
+        self._abandon_waits(prefix, [])
+
+    def _abandon_waits(self, prefix: str, but_within: list[str]) -> None:
+        if self._waits is not None:
+            self._waits.abandon(prefix, tuple(f"{step}/" for step in but_within))
 
     @property
     def steps(self) -> frozenset[str]:
@@ -461,13 +496,16 @@ class Execution:
 
     async def live(self) -> None:
         """Code passes from replay to something new. A run whose cancellation was asked for before this claim gets it
-        here, where it would have been."""
+        here, where it would have been. (A task that the workflow's code had cancelled before goes on: it cleans up.)"""
         await self.check()
         self._replaying = False
         self._speak()
         if self.cancelling is not None and not self.delivered:
+            task = asyncio.current_task(self.runtime.loop)
+            cleans_up = task is not self.task and task is not None and task.cancelling() > 0
             self._deliver()
-            await self.runtime.loop.create_future()
+            if not cleans_up:
+                await self.runtime.loop.create_future()
 
     def in_thread(self, scope: Scope, fn: Callable[[], T]) -> InThread[T]:
         """Runs sync code in a thread that knows the scope."""
@@ -489,6 +527,16 @@ class Execution:
         await self.check()
         self.progressed = True
         return seen
+
+    def rest(self) -> None:
+        """It only waits, though it is kept in memory: others have its slot meanwhile."""
+        self.runtime.slots.rest(self.token)
+
+    async def take_slot(self) -> None:
+        """Returns when it has a slot, for a step that is to begin."""
+        if self.runtime.slots.rests(self.token):
+            await self.runtime.slots.take(self.token)
+            await self.check()
 
     def may_come(self, at: Millis | None) -> bool:
         """Whether something may have come in time of which the claim does not know, for a wait that ends at `at`."""

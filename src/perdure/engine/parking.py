@@ -96,6 +96,12 @@ class Waits:
         for key in self._pending:
             self._execution.runtime.pump.unwatch(self._execution.token, key)
 
+    def abandon(self, prefix: str, but_within: tuple[str, ...]) -> None:
+        """Ends the waits whose keys begin like that, and not like one of the others: nobody goes on with them."""
+        for key, (_, future) in self._pending.items():
+            if key.startswith(prefix) and not key.startswith(but_within):
+                future.cancel()
+
     # --- parking
 
     def consider_parking(self) -> None:
@@ -121,6 +127,8 @@ class Waits:
             self._watch_all()  # a step has begun since
         elif not self._all_wait():
             self._watch_all()  # it goes on beside its waits
+            if pause > _FIRST_PAUSE and self._all_wait(timed=True):
+                self._execution.rest()
             self._look = self._loop.call_later(pause, self._look_again, _QUIET_TURNS, min(pause * 2, _LONGEST_PAUSE))
         elif turns:
             self._look = self._loop.call_soon(self._look_again, turns - 1, pause)
@@ -141,11 +149,11 @@ class Waits:
                     )
                 )
 
-    def _all_wait(self) -> bool:
+    def _all_wait(self, *, timed: bool = False) -> bool:
         waits: set[asyncio.Future[Any]] = {future for _, future in self._pending.values()}
         waits.update(self._endless.values())
         tasks = self._execution.tasks
-        return all(waits_for_others(task, waits, tasks) for task in tasks)
+        return all(waits_for_others(task, waits, tasks, timed=timed) for task in tasks)
 
     def _watch_all(self) -> None:
         execution = self._execution

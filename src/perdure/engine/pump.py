@@ -254,7 +254,7 @@ class Pump:
         self._polling = self._loop.call_later(POLL * random.uniform(0.7, 1.0), self._poll)
 
     def _room(self) -> int:
-        return max(0, self._free()) if self.claiming and not self.worn else 0
+        return self._free() if self.claiming and not self.worn else 0
 
     def _collect(self) -> tuple[Exchange, list[_Pending]]:
         count, size = _fitting(((2 if save.starts else 1, _size(save)) for save, _ in self._saves), _MOST_SAVES)

@@ -25,21 +25,29 @@ if TYPE_CHECKING:
         def is_on(self, store: Store) -> bool: ...
 
 
+class Attempt:
+    """One attempt of a step, as all the code in it sees it, in whatever task or thread."""
+
+    __slots__ = ("cancelled", "key", "number", "over", "since", "within")
+
+    def __init__(self, key: str, number: int, since: int, within: dict[str, Checkpoint] | None) -> None:
+        self.key = key
+        self.number = number
+        self.since = since
+        """Where in the history it began, as far as it is known: what failed in the step before that failed in an
+        attempt that is over."""
+        self.within = within
+        """What was kept within the outermost step here that may be tried again, by key: its next attempt finds it."""
+        self.cancelled = False
+        """Whether it was cancelled by itself (its timeout), for sync code to look at."""
+        self.over = False
+        """Whether it has ended, so that code that it has left behind begins nothing more."""
+
+
 class Scope:
     """A stretch of a run's code whose calls are numbered together."""
 
-    __slots__ = (
-        "_counts",
-        "cancelled",
-        "depth",
-        "execution",
-        "prefix",
-        "since",
-        "step_attempt",
-        "step_key",
-        "task",
-        "within",
-    )
+    __slots__ = ("_counts", "attempt", "depth", "execution", "prefix", "task")
 
     def __init__(
         self,
@@ -48,24 +56,14 @@ class Scope:
         prefix: str = "",
         *,
         depth: int = 0,
-        step_key: str | None = None,
-        step_attempt: int = 0,
-        since: int = 0,
-        within: dict[str, Checkpoint] | None = None,
+        attempt: Attempt | None = None,
     ) -> None:
         self.execution = execution
         self.task = task
         self.prefix = prefix
         self.depth = depth
-        self.step_key = step_key
-        self.step_attempt = step_attempt
-        self.since = since
-        """Where in the history the attempt of the enclosing step began, as far as it is known: what failed in it before
-        that failed in an attempt of its that is over."""
-        self.within = within
-        """What was kept within the outermost step here that may be tried again, by key: its next attempt finds it."""
-        self.cancelled = False
-        """Whether the step of this scope was cancelled by itself (its timeout), for sync code to look at."""
+        self.attempt = attempt
+        """That of the innermost step that the code is part of; None in the code of the workflow itself."""
         self._counts: dict[str, int] = {}
 
     def key(self, name: str) -> str:
@@ -76,23 +74,14 @@ class Scope:
 
     def named(self, key: str) -> str:
         """The key that the user gave with `.options(key=…)`: once per enclosing step, whatever the task."""
-        full = f"{self.step_key}/{key}" if self.step_key else key
+        full = f"{self.attempt.key}/{key}" if self.attempt else key
         self.execution.claim_name(full)
         return full
 
     def fork(self, task: asyncio.Task[Any]) -> Scope:
         """The scope of an asyncio task that was made from here, named by the function that the task runs."""
         name = getattr(task.get_coro(), "__name__", "task")
-        return Scope(
-            self.execution,
-            task,
-            f"{self.key(f'~{name}')}/",
-            depth=self.depth,
-            step_key=self.step_key,
-            step_attempt=self.step_attempt,
-            since=self.since,
-            within=self.within,
-        )
+        return Scope(self.execution, task, f"{self.key(f'~{name}')}/", depth=self.depth, attempt=self.attempt)
 
 
 _scope: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
@@ -127,16 +116,16 @@ def scope_here() -> Scope | None:
     return scope
 
 
-def is_in_step() -> bool:
-    """Whether the calling code is part of a step."""
+def attempt_here() -> Attempt | None:
+    """The attempt of the innermost step that the calling code is part of."""
     scope = _scope.get()
-    return scope is not None and scope.step_key is not None
+    return None if scope is None else scope.attempt
 
 
 def kept_within() -> dict[str, Checkpoint] | None:
     """What the steps that the calling code is part of have kept, where one of them may be tried again."""
-    scope = _scope.get()
-    return None if scope is None else scope.within
+    attempt = attempt_here()
+    return None if attempt is None else attempt.within
 
 
 def scope_of_creator(context: Context | None) -> Scope | None:
@@ -159,7 +148,7 @@ def workflow_scope(client: Client, what: str) -> Scope | None:
     Raises `NotDurable` for a run of another app, whose store and this one's can't change together.
     """
     scope = scope_here()
-    if scope is None or scope.step_key is not None:
+    if scope is None or scope.attempt is not None:
         return None
     if not client.is_on(scope.execution.runtime.store):
         raise NotDurable(f"{what} is of another app than the calling workflow, on another store: do it in a step")
@@ -172,7 +161,7 @@ def step_scope(what: str) -> Scope | None:
     Raises `NotDurable` in the code of a workflow itself, where it would be done, or answered otherwise, at each replay.
     """
     scope = scope_here()
-    if scope is not None and scope.step_key is None:
+    if scope is not None and scope.attempt is None:
         raise NotDurable(f"{what}, in a workflow, would be done anew each time that the run goes on: do it in a step")
     return scope
 
@@ -180,7 +169,7 @@ def step_scope(what: str) -> Scope | None:
 def holds_slot(client: Client) -> bool:
     """Whether the calling code is in a step, whose slot other runs of that store may need."""
     scope = scope_here()
-    return scope is not None and scope.step_key is not None and client.is_on(scope.execution.runtime.store)
+    return scope is not None and scope.attempt is not None and client.is_on(scope.execution.runtime.store)
 
 
 def wait_in_step(what: str) -> WouldDeadlock:

@@ -52,17 +52,18 @@ class Spawned:
 
         Groups and the like cancel what they wait for, one level in a turn or two, and a task that is cancelled once
         more is interrupted in its cleaning up: so one is cancelled from here, the oldest, when for some turns no other
-        one has been, and the others get as many turns again.
+        one has been, and the others get as many turns again. What the code makes from now on is a part of its cleaning
+        up.
         """
-        self._cancel_oldest(reason, _TURNS_OF_CANCELLING, 0)
+        self._cancel_oldest([*{**self._adopted, **self._tracked}], reason, _TURNS_OF_CANCELLING)
 
-    def _cancel_oldest(self, reason: str | None, turns: int, left: int) -> None:
-        uncancelled = [each for each in {**self._adopted, **self._tracked} if not (each.done() or each.cancelling())]
+    def _cancel_oldest(self, among: list[asyncio.Task[Any]], reason: str | None, turns: int) -> None:
+        uncancelled = [each for each in among if not (each.done() or each.cancelling())]
         if not uncancelled:
             return
-        if len(uncancelled) < left:
+        if len(uncancelled) < len(among):
             turns = _TURNS_OF_CANCELLING
         elif turns == 0:
             uncancelled[0].cancel(reason)
             turns = _TURNS_OF_CANCELLING
-        self._loop.call_soon(self._cancel_oldest, reason, turns - 1, len(uncancelled))
+        self._loop.call_soon(self._cancel_oldest, uncancelled, reason, turns - 1)

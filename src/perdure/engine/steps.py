@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, copy_context
 from copy import deepcopy
-from types import NoneType
+from types import NoneType, coroutine
 from typing import Any
 
 from msgspec import json
@@ -16,7 +17,7 @@ from perdure.engine.definitions import StepDefinition
 from perdure.engine.execution import Execution
 from perdure.engine.interrupts import is_ctrl_c
 from perdure.engine.points import Point
-from perdure.engine.scope import Scope, enter
+from perdure.engine.scope import Attempt, Scope, enter
 from perdure.errors import (
     DecodingError,
     DefinitionError,
@@ -47,14 +48,15 @@ async def run_step(
     """The value of a step: what an earlier attempt of the run kept, or what it returns now, once that is durable."""
     arguments, digest = step.signature.digest(args, kwargs, execution.runtime.max_value_bytes)
     saved = await execution.saved(key, Kind.STEP, digest)
-    if saved is not None and saved.outcome is Outcome.ERROR and saved.position < scope.since:
+    since = 0 if scope.attempt is None else scope.attempt.since
+    if saved is not None and saved.outcome is Outcome.ERROR and saved.position < since:
         saved = None  # The enclosing step failed with it, and is tried again, this one too.
     if saved is not None and saved.outcome is not Outcome.OPEN:
         if saved.outcome is Outcome.ERROR and _is_kept(saved, StepCancelled):
             await execution.waits.until_cancelled(key)
         await execution.replay(saved.saved_at, saved.position)
         return _outcome(step, saved)
-    return await _Attempts(execution, scope, step, key, args, kwargs, arguments, digest).run(saved)
+    return await _Attempts(execution, scope, step, key, args, kwargs, arguments, digest, since).run(saved)
 
 
 class _Attempts:
@@ -87,6 +89,7 @@ class _Attempts:
         kwargs: dict[str, Any],
         arguments: Json,
         digest: str,
+        since: int,
     ) -> None:
         self.execution = execution
         self.scope = scope
@@ -99,11 +102,12 @@ class _Attempts:
         self.started_at: Millis = 0
         self.attempt = 0
         """The number of the one that is under way, or was last."""
-        self.since = scope.since
+        self.since = since
         self.kept = False
         """Whether its outcome is kept, or on its way to be."""
         self.thread: asyncio.Future[Any] | None = None
-        self.within = {} if scope.within is None and step.retry is not None else scope.within
+        within = None if scope.attempt is None else scope.attempt.within
+        self.within = {} if within is None and step.retry is not None else within
 
     async def run(self, saved: Checkpoint | None) -> Any:
         try:
@@ -116,8 +120,8 @@ class _Attempts:
         execution = self.execution
         if saved is not None:
             self.attempt = saved.attempts
-            if not _is_kept(saved, StepCutOff):  # For the steps in it an attempt that was cut off goes on.
-                self.since = saved.position
+            cut_off = _kept_cut_off(saved)  # For the steps in it an attempt that was cut off goes on.
+            self.since = max(self.since, saved.position if cut_off is None else cut_off.since)
             if saved.at is not None and saved.at > execution.now():
                 await self._back_off(saved.at)
         await execution.live()
@@ -128,14 +132,18 @@ class _Attempts:
             with execution.in_flight():
                 await self._count_cut_off()
         while True:
+            await execution.take_slot()
             self.attempt += 1
+            attempt = Attempt(self.key, self.attempt, self.since, self.within)
             execution.begin(self.key)
             try:
-                return await self._try()
+                return await self._try(attempt)
             except _Again as again:
                 at = again.at
             finally:
+                attempt.over = True
                 execution.end(self.key)
+            await execution.left_behind(self.key)
             await self._back_off(at)
             self.since = sys.maxsize
             execution.forget_names(self.key)
@@ -145,16 +153,17 @@ class _Attempts:
         comes again, does not run the step once more. If the run was cancelled, what a thread has brought to its end
         all the same is kept for a retry. (Within a step, and in a transaction, it is as if nothing were done.)"""
         execution = self.execution
-        if self.kept or execution.over or execution.runtime.ending or self.step.transaction is not None:
+        if execution.over or execution.runtime.ending or self.step.transaction is not None:
             return
         if execution.cancelling is not None:
-            if self.thread is not None and _has_value(self.thread):
+            if not self.kept and self.thread is not None and _has_value(self.thread):
                 try:
                     body, _ = self._encoded(self.thread.result())
                 except _HOPELESS:
                     return
                 execution.save_soon(self._checkpoint(Outcome.OK, body))
-        elif self.scope.step_key is None and self._is_being_cancelled():
+        elif self.scope.attempt is None and self._is_being_cancelled():
+            # Also in the place of an outcome that is on its way: the code has gone on without it.
             error = StepCancelled(f"step {self.key} was cancelled by the workflow's code")
             execution.save_soon(self._checkpoint(Outcome.ERROR, encode_failure(error)))
 
@@ -163,7 +172,7 @@ class _Attempts:
         task = asyncio.current_task(self.execution.runtime.loop)
         return task is None or task.cancelling() > 0
 
-    async def _try(self) -> Any:
+    async def _try(self, attempt: Attempt) -> Any:
         """One attempt: returns the value, raises what is final, or `_Again`."""
         execution = self.execution
         if execution.runtime.lease is not None:
@@ -173,11 +182,11 @@ class _Attempts:
         body = ""
         try:
             if self.step.transaction is None:
-                value = await self._invoke(self.step.fn)
+                value = await self._invoke(attempt, self.step.fn)
                 execution.tap(Point.AFTER_EFFECT, self.key)
                 body, result = self._encoded(value)
             else:
-                result = await self._commit(self.step.transaction)
+                result = await self._commit(attempt, self.step.transaction)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -195,14 +204,14 @@ class _Attempts:
         # Decoded, so that the workflow sees now what it would see after a crash.
         return result
 
-    async def _commit(self, transaction: Callable[[], Any]) -> Any:
+    async def _commit(self, attempt: Attempt, transaction: Callable[[], Any]) -> Any:
         """One attempt whose effect and checkpoint are committed together. What became of a commit whose reply was lost
         (or came after the step's time was over) is found out before anything else is said of the step."""
         execution = self.execution
         checkpoint = self._checkpoint(Outcome.OK, "")
         effect = Effect(execution, transaction, self.step, checkpoint, self._encoded)
         try:
-            result = await self._invoke(effect.call_async if self.step.is_async else effect.call)
+            result = await self._invoke(attempt, effect.call_async if self.step.is_async else effect.call)
         except ClaimLost:
             execution.lost()
             raise asyncio.CancelledError from None
@@ -228,7 +237,7 @@ class _Attempts:
         return self.step.signature.encode_result(value, f"step {self.key}", self.execution.runtime.max_value_bytes)
 
     async def _failed(self, error: BaseException) -> None:
-        """Keeps a failure; returns when the error itself is to be raised."""
+        """Keeps a failure, and raises it as it will be raised after a crash; returns when that is the error itself."""
         retry = self.step.retry
         if (
             retry is not None
@@ -240,38 +249,39 @@ class _Attempts:
             at = self.execution.now() + retry.delay_after(self.attempt, self.execution.runtime.random())
             await self._save(Outcome.OPEN, encode_failure(error), at)
             raise _Again(at)
-        raised_by(error, self.step.name)
         if isinstance(error, StepFailed) and error.key == self.key:
             # The process that it ran in has told of it in these words already.
+            raised_by(error, self.step.name)
             await self._save(Outcome.ERROR, json.encode(error.info).decode())
             return
         info = describe(error)
-        await self._save(Outcome.ERROR, encode_failure(error))
-        if rebuild(info) is None:
-            # After a crash it could not be made again, and code that catches it would take another way than now.
+        await self._save(Outcome.ERROR, json.encode(info).decode())
+        # Not the error itself: code that looks at what is not kept of it would take another way than after a crash.
+        again = rebuild(info)
+        if again is None:
             raise raised_by(StepFailed(self.key, info), self.step.name) from error
+        again.__cause__, again.__context__ = error.__cause__, error.__context__
+        again.__suppress_context__ = error.__suppress_context__
+        raise raised_by(again, self.step.name).with_traceback(error.__traceback__)
 
-    async def _invoke(self, fn: Callable[..., Any]) -> Any:
+    async def _invoke(self, attempt: Attempt, fn: Callable[..., Any]) -> Any:
         step, execution = self.step, self.execution
         inner = Scope(
             execution,
             asyncio.current_task(execution.runtime.loop) if step.is_async else None,
             f"{self.key}/",
             depth=self.scope.depth + 1,
-            step_key=self.key,
-            step_attempt=self.attempt,
-            since=self.since,
-            within=self.within,
+            attempt=attempt,
         )
         if step.timeout is None:
-            return await self._call(inner, fn)
+            return await self._call(inner, attempt, fn)
         limit = asyncio.timeout(None)
         alarm = execution.runtime.clock.call_at(
             self.started_at + step.timeout, lambda: limit.reschedule(execution.runtime.loop.time())
         )
         try:
             async with limit:
-                return await self._call(inner, fn)
+                return await self._call(inner, attempt, fn)
         except TimeoutError:
             if limit.expired():
                 raise StepTimedOut(f"step {self.key} took longer than its timeout of {step.timeout} ms") from None
@@ -279,21 +289,19 @@ class _Attempts:
         finally:
             alarm.cancel()
 
-    async def _call(self, inner: Scope, fn: Callable[..., Any]) -> Any:
+    async def _call(self, inner: Scope, attempt: Attempt, fn: Callable[..., Any]) -> Any:
         step = self.step
         if step.process:
             return await self.execution.runtime.processes.run(self.key, fn, self.arguments)
         # What it does to them is seen by nobody else, as after a crash, when it does not run.
         args, kwargs = [_own(each) for each in self.args], {name: _own(each) for name, each in self.kwargs.items()}
         if step.is_async:
-            enter(inner)
-            try:
-                return await fn(*args, **kwargs)
-            finally:
-                enter(self.scope)
-        return await self._call_in_thread(inner, lambda: fn(*args, **kwargs))
+            context = copy_context()
+            context.run(enter, inner)
+            return await _in_context(context, fn(*args, **kwargs))
+        return await self._call_in_thread(inner, attempt, lambda: fn(*args, **kwargs))
 
-    async def _call_in_thread(self, inner: Scope, call: Callable[[], Any]) -> Any:
+    async def _call_in_thread(self, inner: Scope, attempt: Attempt, call: Callable[[], Any]) -> Any:
         lease = self.execution.runtime.lease
 
         def begin() -> Any:
@@ -310,7 +318,7 @@ class _Attempts:
                 if lease is not None:
                     await lease.hold()
             except asyncio.CancelledError:
-                inner.cancelled = True  # what the thread sees
+                attempt.cancelled = True  # what the thread sees
                 if not thread.withdraw() and not self.execution.over:
                     await _until_done(thread.outcome)
                 raise
@@ -330,7 +338,7 @@ class _Attempts:
         """The worker died in the attempt before, and nothing has completed since: it is this step, or one beside it,
         that was cut off (or about to begin). That attempt counts."""
         self.attempt += 1
-        error = StepCutOff(f"attempt {self.attempt} of step {self.key} was cut off when its worker died")
+        error = StepCutOff(f"attempt {self.attempt} of step {self.key} was cut off when its worker died", self.since)
         retry = self.step.retry
         final = retry is not None and not retry.allows(self.attempt)
         await self._save(Outcome.ERROR if final else Outcome.OPEN, encode_failure(error))
@@ -371,6 +379,26 @@ class _Late(Exception):
     """The lease may have ended before the thread began."""
 
 
+@coroutine
+def _in_context(context: Context, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Awaits `work` in this task, with context variables of its own: what it sets is not seen by the code that awaits
+    it, which would not see it after a crash either."""
+    step: Callable[[Any], Any] = work.send
+    value: Any = None
+    while True:
+        try:
+            awaited = context.run(step, value)
+        except StopIteration as stop:
+            return stop.value
+        try:
+            step, value = work.send, (yield awaited)
+        except GeneratorExit:
+            context.run(work.close)
+            raise
+        except BaseException as error:
+            step, value = work.throw, error
+
+
 async def _until_done(future: asyncio.Future[Any]) -> None:
     """Waits for a thread, which can't be stopped, through any number of cancellations."""
     while not future.done():
@@ -387,6 +415,14 @@ def _has_value(future: asyncio.Future[Any]) -> bool:
 def _is_kept(kept: Checkpoint, error: type[PerdureError]) -> bool:
     """Whether it is of an error of that type."""
     return kept.body is not None and decode_failure(kept.body).type == kept_type(error)
+
+
+def _kept_cut_off(kept: Checkpoint) -> StepCutOff | None:
+    """What is kept of an attempt that was cut off."""
+    if not _is_kept(kept, StepCutOff):
+        return None
+    error = rebuild(decode_failure(kept.body or "null"))
+    return error if isinstance(error, StepCutOff) else None
 
 
 def _outcome(step: StepDefinition, kept: Checkpoint) -> Any:

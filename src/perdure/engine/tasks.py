@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
 from collections.abc import Callable, Container, Coroutine, Iterator
 from pathlib import Path
@@ -62,7 +63,7 @@ class _Adopting:
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         task = self.make(loop, coro, **options)
         scope = scope_of_creator(options.get("context"))
-        if scope is not None and scope.step_key is None:
+        if scope is not None and scope.attempt is None:
             # In a step it may be anything, such as the housekeeping of a client that the step opens for others too.
             scope.execution.spawned.adopt(task)
         return task
@@ -103,24 +104,39 @@ def _unheard(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def waits_for_others(task: asyncio.Task[Any], waits: Container[Any], tasks: Container[Any]) -> bool:
-    """Whether a task can't go on before one of `waits` is over or another one of `tasks` has moved it."""
+def waits_for_others(
+    task: asyncio.Task[Any], waits: Container[Any], tasks: Container[Any], *, timed: bool = False
+) -> bool:
+    """Whether a task can't go on before one of `waits` is over or another one of `tasks` has moved it; or (`timed`)
+    before the time limit that it has set for that is over."""
     waiter: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
     if waiter is None or waiter.done():
         return False  # it is about to run
-    if any(_is_timed(coroutine) for coroutine in _coroutines(task)):
+    if not timed and any(_is_timed(coroutine) for coroutine in _coroutines(task)):
         return False  # its time limit moves it
     frames = list(_asyncio_frames(task))
     if waiter in waits:
         return True
+    shielded = _shielded(waiter)
+    if shielded is not None:
+        return shielded in waits or shielded in tasks
     if isinstance(waiter, asyncio.Task):
         return waiter in tasks
     if type(waiter).__name__ == "_GatheringFuture":
         return True
     for file, name, limited, innermost in frames:
         if innermost:
-            return file in _MOVED_BY_TASKS or (name in _WAITING_FOR_TASKS and not limited)
+            return file in _MOVED_BY_TASKS or (name in _WAITING_FOR_TASKS and not limited) or (timed and limited)
     return False
+
+
+def _shielded(waiter: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
+    """What an outer future of `asyncio.shield` stands for, which only its callback knows."""
+    callbacks: list[tuple[Callable[..., Any], Any]] = getattr(waiter, "_callbacks", None) or []
+    for callback, _ in callbacks:
+        if getattr(callback, "__qualname__", "") == "shield.<locals>._outer_done_callback":
+            return inspect.getclosurevars(callback).nonlocals.get("inner")
+    return None
 
 
 def _coroutines(task: asyncio.Task[Any]) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from perdure.engine.leases import LeaseThread
 from perdure.engine.points import Tap
 from perdure.engine.processes import Processes
 from perdure.engine.pump import Pump
+from perdure.engine.slots import Slots
 from perdure.engine.tasks import Adoption
 from perdure.engine.threads import ThreadLayers
 from perdure.errors import PerdureError, StoreError, StoreUnavailable
@@ -73,7 +74,8 @@ class Runtime:
         self.adoption = Adoption(self.loop)
         self.new_task = self.adoption.new_task
         self.executions: dict[int, Execution] = {}
-        self.pump = Pump(store, clock, free=lambda: concurrency - len(self.executions), begin=begin)
+        self.pump = Pump(store, clock, free=lambda: self.slots.free, begin=begin)
+        self.slots = Slots(concurrency, self.pump.hint)
         self.threads = ThreadLayers(min(concurrency, 64))
         self.processes = Processes(os.cpu_count() or 1, max_value_bytes)
         self.steps: dict[str, StepDefinition] = {}
@@ -96,6 +98,7 @@ class Runtime:
 
     def began(self, execution: Execution) -> None:
         self.executions[execution.token] = execution
+        self.slots.enter()
         self.pump.owners[execution.token] = execution
         self.idle.clear()
 
@@ -103,7 +106,7 @@ class Runtime:
         """Frees the slot; more than once does nothing."""
         if self.executions.pop(execution.token, None) is not None:
             self.pump.owners.pop(execution.token, None)
-            self.pump.hint()
+            self.slots.leave(execution.token)
             if not self.executions:
                 self.idle.set()
 

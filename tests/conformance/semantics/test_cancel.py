@@ -431,3 +431,88 @@ async def test_groups_clean_up_whole_when_the_run_is_cancelled(play: Play, depth
         async with asyncio.timeout(10):
             await all_cleaned.wait()
         assert sorted(cleaned) == sorted([*range(4)] * depth)
+
+
+@pytest.mark.parametrize("group", [False, True])
+async def test_what_cleans_up_side_by_side_is_not_cancelled_again(play: Play, group: bool) -> None:
+    app, gate, ended = new_app(), Gate(), list[int]()
+
+    @step
+    async def work() -> None:
+        await gate.pass_through()
+
+    @step
+    async def release(number: int) -> None:
+        for _ in range(30):
+            await asyncio.sleep(0)
+        ended.append(number)
+
+    @app.workflow
+    async def flow() -> None:
+        beside = asyncio.create_task(work())  # nothing cancels it but the run
+        try:
+            await work()
+        except asyncio.CancelledError:
+            if group:
+                async with asyncio.TaskGroup() as tasks:
+                    for number in range(2):
+                        tasks.create_task(release(number))
+            else:
+                await asyncio.gather(release(0), release(1))
+            raise
+        await beside
+
+    async with play(app):
+        run = await flow.start()
+        await gate.reached(2)
+        await run.cancel()
+        with pytest.raises(RunCancelled):
+            await run.result(timeout=20)
+        assert sorted(ended) == [0, 1]
+
+
+async def test_a_task_that_cleans_up_when_its_run_is_cancelled_and_its_worker_dies_goes_on(play: Play) -> None:
+    app, began, cleans, waits = new_app(), list[str](), Gate(), asyncio.Event()
+
+    @step
+    async def work() -> None:
+        began.append("work")
+        await asyncio.Event().wait()
+
+    @step
+    async def note() -> None: ...
+
+    @step
+    async def release() -> None:
+        began.append("release")
+        if began.count("release") == 1:
+            await cleans.pass_through()
+
+    async def side() -> None:
+        try:
+            await work()
+        except asyncio.CancelledError:
+            await release()
+
+    @app.workflow
+    async def flow() -> None:
+        task = asyncio.create_task(side())
+        await asyncio.sleep(0)
+        await note()
+        task.cancel()
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            waits.set()
+            await asyncio.wait([task])
+            raise
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await cleans.reached()
+        await run.cancel()
+        await waits.wait()
+        await replay(sandbox)
+        with pytest.raises(RunCancelled):
+            await run.result(timeout=20)
+        assert began == ["work", "release", "release"]

@@ -97,6 +97,31 @@ async def failure(play: Play, error: Exception) -> RunFailed:
         return failed.value
 
 
+class ApiError(Exception):
+    """Is made from fewer arguments than it has attributes."""
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
+        self.response: object = object()
+
+
+async def test_its_attributes_are_the_same_at_first_and_on_replay_or_are_not_there(play: Play) -> None:
+    error = ApiError("no such customer", 404)
+    error.add_note("asked twice")
+    for one in await caught(play, error):
+        assert isinstance(one, ApiError)
+        assert one.status == 404
+        assert one.response is not error.response
+        assert "asked twice" in one.__notes__
+
+
+async def test_an_error_of_the_system_has_its_file_at_first_and_on_replay(play: Play) -> None:
+    for one in await caught(play, FileNotFoundError(2, "none", "/no/such/file")):
+        assert isinstance(one, FileNotFoundError)
+        assert one.filename == "/no/such/file"
+
+
 async def test_a_run_failed_shows_type_message_traceback_and_cause(play: Play) -> None:
     app = new_app()
 

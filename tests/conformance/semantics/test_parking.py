@@ -9,9 +9,10 @@ import pytest
 
 from perdure import current_run, step, wait_signal
 from perdure.errors import RunFailed, RunNotFound
+from perdure.run import Run
 
 from .conftest import Play
-from .kit import new_app, state
+from .kit import Gate, new_app, state
 
 pytestmark = pytest.mark.anyio
 
@@ -215,3 +216,90 @@ async def test_waiting_for_a_run_that_does_not_exist_fails(play: Play) -> None:
 
     async with play(app):
         await (await flow.start()).result(timeout=20)
+
+
+async def _child_in_time(child: Run[str]) -> str:
+    async with asyncio.timeout(600):
+        return await child.result()
+
+
+async def _child_waited_for(child: Run[str]) -> str:
+    return await asyncio.wait_for(child.result(), 600)
+
+
+async def _child_in_done(child: Run[str]) -> str:
+    done, _ = await asyncio.wait([asyncio.ensure_future(child.result())], timeout=600)
+    return done.pop().result()
+
+
+@pytest.mark.parametrize("limited", [_child_in_time, _child_waited_for, _child_in_done])
+async def test_a_run_that_waits_within_a_time_limit_leaves_its_slot_to_others(
+    play: Play, limited: Callable[[Run[str]], Coroutine[None, None, str]]
+) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def child() -> str:
+        return "done"
+
+    @app.workflow
+    async def parent() -> str:
+        return await limited(await child.start())
+
+    async with play(app, concurrency=1):
+        parents = [await parent.start() for _ in range(3)]
+        assert [await run.result(timeout=20) for run in parents] == ["done"] * 3
+
+
+async def test_a_run_that_left_its_slot_takes_one_before_its_next_step(play: Play) -> None:
+    app, gate, ran = new_app(), Gate(), list[str]()
+
+    @step
+    async def hold() -> None:
+        await gate.pass_through()
+        ran.append("hold")
+
+    @step
+    async def after() -> None:
+        ran.append("after")
+
+    @app.workflow
+    async def other() -> None:
+        await hold()
+
+    @app.workflow
+    async def flow() -> None:
+        async with asyncio.timeout(600):
+            await wait_signal("go")
+        seen.set()
+        await asyncio.gather(after(), after())
+
+    seen = asyncio.Event()
+    async with play(app, concurrency=1):
+        run = await flow.start()
+        holds = await other.start()
+        await gate.reached()  # it has the slot
+        await run.signal("go")
+        await seen.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert ran == []
+        gate.open()
+        await run.result(timeout=20)
+        await holds.result(timeout=20)
+        assert ran == ["hold", "after", "after"]
+
+
+async def test_a_run_is_put_away_though_what_it_waits_for_is_shielded(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow() -> str:
+        return await asyncio.shield(asyncio.create_task(_text()))
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        assert await state(run) == "waiting"
+        await run.signal("text", "here")
+        assert await run.result(timeout=20) == "here"

@@ -11,7 +11,7 @@ from perdure import Retry, current_run, sleep, step, wait_signal
 from perdure.errors import RunFailed, StepCutOff, StepTimedOut
 
 from .conftest import Explore, Play
-from .kit import Gate, new_app, replay, state
+from .kit import Gate, keys, new_app, replay, state
 
 pytestmark = pytest.mark.anyio
 
@@ -353,6 +353,106 @@ async def test_what_a_step_has_kept_of_what_it_called_is_there_for_its_next_atte
         assert ran == ["charge", "outer", "outer", "outer"]
 
 
+async def test_what_was_cancelled_with_its_checkpoint_on_its_way_is_there_for_the_next_attempt(play: Play) -> None:
+    app, ran, calls = new_app(), list[str](), list[asyncio.Task[None]]()
+
+    @step
+    async def charge() -> None:
+        ran.append("charge")
+        asyncio.get_running_loop().call_soon(calls[0].cancel)  # when the checkpoint has been handed in
+
+    @step(retry=Retry(attempts=3, delay=0))
+    async def outer() -> None:
+        async def call() -> None:
+            await charge()
+
+        task = asyncio.create_task(call())
+        calls.append(task)
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise ConnectionError("cancelled")
+
+    @app.workflow
+    async def flow() -> None:
+        await outer()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.advance(hours=1)
+        await run.result(timeout=20)
+        assert ran == ["charge"]
+
+
+async def test_a_step_is_not_tried_again_beside_what_its_attempt_left_at_work(play: Play) -> None:
+    app, gate, ran, strays = new_app(), Gate(), list[str](), list[asyncio.Task[None]]()
+
+    @step
+    async def slow() -> int:
+        ran.append("slow")
+        await gate.pass_through()
+        return ran.count("slow")
+
+    @step
+    async def fails_once() -> str:
+        ran.append("fails")
+        if ran.count("fails") == 1:
+            await gate.reached()
+            raise ConnectionError("once")
+        return "done"
+
+    async def stray() -> None:
+        await gate.pass_through()
+        await slow()
+
+    @step(retry=Retry(attempts=2, delay=0))
+    async def outer() -> tuple[int, str]:
+        if not strays:
+            strays.append(asyncio.create_task(stray()))  # which begins nothing more when this attempt is over
+        return await asyncio.gather(slow(), fails_once())
+
+    @app.workflow
+    async def flow() -> tuple[int, str]:
+        return await outer()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await gate.reached(2)
+        while "outer" not in await keys(run):  # the failure of the first attempt
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        gate.open()
+        await sandbox.advance(hours=1)
+        assert await run.result(timeout=20) == (1, "done")
+        assert ran == ["slow", "fails", "fails"]
+
+
+async def test_a_wait_that_an_attempt_left_is_over_before_the_next_one(play: Play) -> None:
+    app, begun = new_app(), list[int]()
+
+    @step
+    async def fails_once() -> None:
+        begun.append(1)
+        if len(begun) == 1:
+            raise ConnectionError("once")
+
+    @step(retry=Retry(attempts=2, delay=0))
+    async def outer() -> str:
+        text, _ = await asyncio.gather(wait_signal("go", str), fails_once())
+        return text
+
+    @app.workflow
+    async def flow() -> str:
+        return await outer()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.advance(hours=1)
+        await run.signal("go", "here")
+        assert await run.result(timeout=20) == "here"
+        assert len(begun) == 2
+
+
 async def test_a_step_that_is_tried_again_calls_what_it_called_with_the_same_arguments(play: Play) -> None:
     app = new_app()
 
@@ -407,6 +507,37 @@ async def test_a_step_in_a_step_that_failed_in_this_attempt_has_failed_after_a_c
         gate.open()
         assert await run.result(timeout=20) == "done"
         assert ran == ["bad", "bad"]
+
+
+async def test_what_failed_in_an_attempt_before_those_that_crashes_cut_off_runs_again(play: Play) -> None:
+    app, ran, gate = new_app(), list[str](), Gate()
+
+    @step
+    async def inner() -> str:
+        ran.append("inner")
+        if ran.count("inner") == 1:
+            raise ConnectionError("once")
+        return "done"
+
+    @step(retry=Retry(attempts=4, delay=0))
+    async def outer() -> str:
+        ran.append("outer")
+        if ran.count("outer") in (2, 3):
+            await gate.pass_through()
+        return await inner()
+
+    @app.workflow(max_crashes=20)
+    async def flow() -> str:
+        return await outer()
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        for times in (1, 2):
+            await gate.reached(times)
+            await replay(sandbox)
+        await sandbox.advance(hours=1)
+        assert await run.result(timeout=20) == "done"
+        assert ran == ["outer", "inner", "outer", "outer", "outer", "inner"]
 
 
 async def test_a_step_without_retry_runs_again_after_each_crash(play: Play) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from contextvars import ContextVar
 from datetime import timedelta
 
 import pytest
@@ -15,6 +17,8 @@ from .conftest import Explore, Play
 from .kit import Gate, keys, new_app, replay
 
 pytestmark = pytest.mark.anyio
+
+tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
 
 
 async def test_steps_run_one_after_the_other_and_once_each(play: Play) -> None:
@@ -329,3 +333,29 @@ async def test_a_long_history_is_read_in_pages(play: Play, monkeypatch: pytest.M
     twice, most = await loop_with_a_crash(play, monkeypatch, many=1500, page=50)
     assert twice == 0
     assert 0 < most <= 100
+
+
+async def test_a_step_sees_the_context_variables_of_its_caller_and_sets_its_own(play: Play) -> None:
+    app, seen = new_app(), list[str]()
+
+    @step
+    async def log_in(name: str) -> str:
+        await asyncio.sleep(0)
+        before = tenant.get()
+        tenant.set(name)
+        await asyncio.sleep(0)
+        return f"{before}, {tenant.get()}"
+
+    @app.workflow
+    async def flow() -> str:
+        tenant.set("bob")
+        said = await log_in("ada")
+        seen.append(tenant.get())
+        await sleep(60)
+        return said
+
+    async with play(app) as sandbox:
+        run = await flow.start()
+        await sandbox.advance(hours=1)
+        assert await run.result(timeout=20) == "bob, ada"
+        assert seen == ["bob", "bob"]
