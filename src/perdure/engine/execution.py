@@ -532,11 +532,15 @@ class Execution:
         """It only waits, though it is kept in memory: others have its slot meanwhile."""
         self.runtime.slots.rest(self.token)
 
+    @property
+    def rests(self) -> bool:
+        """Whether others have its slot."""
+        return self.runtime.slots.rests(self.token)
+
     async def take_slot(self) -> None:
-        """Returns when it has a slot, for a step that is to begin."""
-        if self.runtime.slots.rests(self.token):
-            await self.runtime.slots.take(self.token)
-            await self.check()
+        """Returns when it has a slot again, for a step that is to begin."""
+        await self.runtime.slots.take(self.token)
+        await self.check()
 
     def may_come(self, at: Millis | None) -> bool:
         """Whether something may have come in time of which the claim does not know, for a wait that ends at `at`."""

@@ -132,7 +132,8 @@ class _Attempts:
             with execution.in_flight():
                 await self._count_cut_off()
         while True:
-            await execution.take_slot()
+            if execution.rests:
+                await execution.take_slot()
             self.attempt += 1
             attempt = Attempt(self.key, self.attempt, self.since, self.within)
             execution.begin(self.key)
