@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -50,30 +49,39 @@ def judge(
     group has more runs than its limit, and when it is pinned to a version which no live worker serves while workers of
     other versions live.)
     """
-    most: dict[int, int] = defaultdict(int)
+    most: dict[int, int] = {}
     for suspect in suspects:
-        most[suspect.worker] = max(most[suspect.worker], suspect.crashes)
-    blamed: dict[int, list[Suspect]] = defaultdict(list)
+        most[suspect.worker] = max(most.get(suspect.worker, 0), suspect.crashes)
+    blamed: dict[int, _Blamed] = {}
     for suspect in suspects:
         if suspect.crashes == most[suspect.worker]:
-            blamed[suspect.worker].append(suspect)
-    return [_verdict(suspect, blamed[suspect.worker], now, draw) for suspect in suspects]
+            number, last = blamed.get(suspect.worker, _Blamed(0, 0))
+            blamed[suspect.worker] = _Blamed(number + 1, max(last, suspect.token))
+    return [
+        _verdict(suspect, blamed[suspect.worker], now, draw)
+        if suspect.crashes == most[suspect.worker]
+        else Verdict(suspect.ref, State.QUEUED, suspect.crashes, None)
+        for suspect in suspects
+    ]
 
 
-def _verdict(
-    suspect: Suspect, blamed: Sequence[Suspect], now: Millis, draw: Callable[[float, float], float]
-) -> Verdict:
-    if suspect not in blamed:
-        return Verdict(suspect.ref, State.QUEUED, suspect.crashes, None)
+class _Blamed(NamedTuple):
+    """Those of one worker's runs that are to blame: how many they are, and the token of the one claimed last."""
+
+    number: int
+    last: int
+
+
+def _verdict(suspect: Suspect, blamed: _Blamed, now: Millis, draw: Callable[[float, float], float]) -> Verdict:
     crashes = suspect.crashes + 1
-    alone = len(blamed) == 1
+    alone = blamed.number == 1
     if crashes >= suspect.max_crashes * (1 if alone else _CERTAIN_ALL_THE_SAME):
         return Verdict(suspect.ref, State.FAILED, crashes, None)
     longest = crash_backoff(crashes)
     if alone:
         pause = int(draw(0, longest))
     else:
-        pause = 0 if suspect == max(blamed, key=lambda one: one.token) else int(draw(longest / 2, longest))
+        pause = 0 if suspect.token == blamed.last else int(draw(longest / 2, longest))
     if pause == 0 or suspect.cancelling:
         return Verdict(suspect.ref, State.QUEUED, crashes, None)
     return Verdict(suspect.ref, State.SCHEDULED, crashes, now + pause)

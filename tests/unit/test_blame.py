@@ -45,6 +45,22 @@ def test_suspects_that_can_not_be_told_apart_for_very_long_fail_together() -> No
     assert {verdict.state for verdict in judge([suspect(10, 19), suspect(11, 19)], 0, longest)} == {State.FAILED}
 
 
+def test_to_judge_ten_times_as_many_is_ten_times_the_work() -> None:
+    compared = 0
+
+    class Counted(Suspect):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+        __hash__ = Suspect.__hash__
+
+    suspects = [Counted(1, ref, ref, 1, 5, cancelling=False) for ref in range(1000)]
+    assert [verdict.state for verdict in judge(suspects, 0, longest)].count(State.QUEUED) == 1
+    assert compared <= len(suspects)
+
+
 @pytest.mark.parametrize("lives", [0.05, 0.5, 2.0, 10.0])
 def test_a_long_run_beside_one_that_ends_its_process_is_not_taken_for_it(lives: float) -> None:
     """Plays it: a culprit that dies `lives` seconds after its claim, and a step of a minute in the same process."""
