@@ -244,3 +244,16 @@ async def test_plans(store: Store, listener: Listener, doing: Doing) -> None:
     assert "\n".join(sorted(set(wrong(plans)))) == ""
     looked = max((plan.pages, plan.query) for plan in plans if '"perdure".' in plan.query)
     assert looked[0] <= LOOK[doing], looked
+
+
+async def test_what_a_worker_with_many_runs_leaves_is_not_compared_with_each_other(
+    store: Store, listener: Listener
+) -> None:
+    await store.enqueue([start(max_crashes=1 + number % 2) for number in range(600)])
+    doomed = await worker(store)
+    held = 0
+    while held < 600:
+        held += len(await doomed.claim(100))
+    with listener.listening() as plans:
+        assert await store.bury(doomed.name) == held
+    assert "\n".join(sorted(set(wrong(plans)))) == ""

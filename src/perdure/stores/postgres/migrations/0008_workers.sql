@@ -58,9 +58,13 @@ SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());
     _dead bigint[];
+    _part CONSTANT integer := 100;
+    _to integer;
     _moved record;
-    _failed record;
-    _sessions bigint[];
+    _taken integer := 0;
+    _stopping bigint[] := '{}';
+    _groups bigint[] := '{}';
+    _sessions bigint[] := '{}';
 BEGIN
     IF _named THEN
         -- An exchange of the dead one may be under way on the server still: what it claims is to be taken back as well.
@@ -79,47 +83,63 @@ BEGIN
     IF cardinality(_dead) = 0 THEN
         RETURN 0;
     END IF;
-    WITH moved AS (
-        UPDATE live AS l SET
-            state = v.state,
-            crashes = v.crashes,
-            attempt = l.attempt + (v.state <> 'failed')::integer,
-            wake_at = v.wake_at,
-            cut_off = true,
-            worker = NULL,
-            token = NULL,
-            held = CASE WHEN v.state = 'queued' AND l.session IS NOT NULL THEN 'session' END,
-            seat = CASE WHEN l.session IS NULL OR v.state <> 'queued' THEN NULL ELSE 2 END,
-            slot = CASE WHEN l.slot > 0 AND v.state = 'scheduled' AND NOT l.keep THEN 0 ELSE l.slot END
-        FROM unnest(_runs, _tokens, _states, _crashes, _wake_ats) AS v (seq, token, state, crashes, wake_at)
-        WHERE l.seq = v.seq AND l.seq = ANY (_runs) AND l.token = v.token AND l.state = 'running' AND l.worker = ANY (_dead)
-        RETURNING l.seq, l.grp, l.session, l.cancelling
-    )
-    SELECT
-        count(*)::integer AS runs, array_agg(seq) AS seqs, array_agg(seq) FILTER (WHERE cancelling IS NOT NULL) AS stopping, array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
-        array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions
-    INTO _moved
-    FROM moved;
-    SELECT array_agg(e.seq ORDER BY e.place) AS seqs, array_agg(e.error ORDER BY e.place) AS errors INTO _failed
-    FROM unnest(_runs, _states, _errors) WITH ORDINALITY AS e (seq, state, error, place)
-    WHERE e.state = 'failed' AND e.seq = ANY (_moved.seqs);
-    IF _failed.seqs IS NOT NULL THEN
-        PERFORM finish(_now, _failed.seqs, 'failed', _failed.errors, _cause);
-    END IF;
+    -- A part after the other: the server joins what it is given by walking it for each run.
+    FOR _from IN 1 .. cardinality(_runs) BY _part LOOP
+        _to := _from + _part - 1;
+        WITH moved AS (
+            UPDATE live AS l SET
+                state = v.state,
+                crashes = v.crashes,
+                attempt = l.attempt + (v.state <> 'failed')::integer,
+                wake_at = v.wake_at,
+                cut_off = true,
+                worker = NULL,
+                token = NULL,
+                held = CASE WHEN v.state = 'queued' AND l.session IS NOT NULL THEN 'session' END,
+                seat = CASE WHEN l.session IS NULL OR v.state <> 'queued' THEN NULL ELSE 2 END,
+                slot = CASE WHEN l.slot > 0 AND v.state = 'scheduled' AND NOT l.keep THEN 0 ELSE l.slot END
+            FROM unnest(
+                _runs[_from:_to], _tokens[_from:_to], _states[_from:_to], _crashes[_from:_to], _wake_ats[_from:_to],
+                _errors[_from:_to]
+            ) AS v (seq, token, state, crashes, wake_at, error)
+            WHERE l.seq = v.seq
+                AND l.seq = ANY (_runs[_from:_to])
+                AND l.token = v.token
+                AND is_running(l.state)
+                AND l.worker = ANY (_dead)
+            RETURNING l.seq, l.grp, l.session, l.cancelling, v.state, v.error
+        )
+        SELECT
+            count(*)::integer AS runs,
+            array_agg(seq) FILTER (WHERE cancelling IS NOT NULL) AS stopping,
+            array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
+            array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions,
+            array_agg(seq ORDER BY seq) FILTER (WHERE state = 'failed') AS failed,
+            array_agg(error ORDER BY seq) FILTER (WHERE state = 'failed') AS errors
+        INTO _moved
+        FROM moved;
+        _taken := _taken + _moved.runs;
+        _stopping := _stopping || _moved.stopping;
+        _groups := _groups || _moved.groups;
+        _sessions := _sessions || _moved.sessions;
+        IF _moved.failed IS NOT NULL THEN
+            PERFORM finish(_now, _moved.failed, 'failed', _moved.errors, _cause);
+        END IF;
+    END LOOP;
     _dead := ARRAY(
         SELECT e FROM unnest(_dead) AS e
         WHERE NOT EXISTS (SELECT 1 FROM live AS l WHERE l.worker = e AND l.state = 'running')
     );
     PERFORM forget(_now, _dead);
     PERFORM nextval('rewind');
-    PERFORM admit(_now, _moved.groups);
-    PERFORM reseat(_now, _moved.sessions);
-    IF _moved.stopping IS NOT NULL THEN
-        PERFORM end_held(_now, _moved.stopping, NULL, _overdue);
-    END IF;
+    PERFORM admit(_now, _groups);
+    PERFORM reseat(_now, _sessions);
+    FOR _from IN 1 .. cardinality(_stopping) BY _part LOOP
+        PERFORM end_held(_now, _stopping[_from:_from + _part - 1], NULL, _overdue);
+    END LOOP;
     PERFORM tell_status();
     PERFORM tell_work();
-    RETURN _moved.runs;
+    RETURN _taken;
 END $$;
 
 -- Forgets incarnations, and ends what they own of sessions: the runs of these are for others then.
