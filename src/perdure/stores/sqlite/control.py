@@ -122,9 +122,12 @@ def end_held(transaction: Transaction, runs: Sequence[int], leaving: int | None 
     if late:
         end(transaction, late, State.FAILED, deadline_exceeded())
         keep_causes(transaction, late, OVERDUE)
+    stopped: dict[str, list[int]] = {}
     for run, reason, overdue in held:
         if not overdue:
-            end(transaction, [run], State.CANCELLED, encode(reason))
+            stopped.setdefault(reason, []).append(run)
+    for reason, runs_of_it in stopped.items():
+        end(transaction, runs_of_it, State.CANCELLED, encode(reason))
 
 
 def _ask(transaction: Transaction, running: list[int], reason: str, *, overdue: bool = False) -> None:
