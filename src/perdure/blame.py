@@ -78,10 +78,8 @@ def _verdict(suspect: Suspect, blamed: _Blamed, now: Millis, draw: Callable[[flo
     if crashes >= suspect.max_crashes * (1 if alone else _CERTAIN_ALL_THE_SAME):
         return Verdict(suspect.ref, State.FAILED, crashes, None)
     longest = crash_backoff(crashes)
-    if alone:
-        pause = int(draw(0, longest))
-    else:
-        pause = 0 if suspect.token == blamed.last else int(draw(longest / 2, longest))
+    first = not alone and suspect.token == blamed.last
+    pause = 0 if first else int(draw(0 if alone else longest / 2, longest))
     if pause == 0 or suspect.cancelling:
         return Verdict(suspect.ref, State.QUEUED, crashes, None)
     return Verdict(suspect.ref, State.SCHEDULED, crashes, now + pause)

@@ -64,13 +64,13 @@ class StoreClock:
         return self._told
 
     def steady(self) -> Millis:
-        return int(_passed() * 1000)
+        return int(passed() * 1000)
 
     def call_at(self, at: Millis, callback: Callable[[], None]) -> Alarm:
         return asyncio.get_running_loop().call_later(max(0, at - self.now()) / 1000, callback)
 
 
-def _passed() -> float:
+def passed() -> float:
     """Seconds of a clock that goes on while the process is stopped, and while the machine sleeps, where the system has
     such a clock."""
     if sys.platform == "linux":

@@ -54,7 +54,12 @@ class LeaseThread:
     def certain(self) -> bool:
         """Whether the lease has certainly not ended: it lasts longer than since it was asked for. A process that was
         stopped, or a machine that slept, finds out here, before it acts on what it knew before that."""
-        return self._clock.steady() < self._until
+        return self.left > 0
+
+    @property
+    def left(self) -> Millis:
+        """For how much longer it is certain."""
+        return self._until - self._clock.steady()
 
     async def hold(self) -> None:
         """Waits until the lease is certain."""

@@ -293,7 +293,9 @@ class _Attempts:
     async def _call(self, inner: Scope, attempt: Attempt, fn: Callable[..., Any]) -> Any:
         step = self.step
         if step.process:
-            return await self.execution.runtime.processes.run(self.key, fn, self.arguments)
+            return await self.execution.runtime.processes.run(
+                self.key, fn, self.arguments, self.execution.runtime.lease
+            )
         # What it does to them is seen by nobody else, as after a crash, when it does not run.
         args, kwargs = [_own(each) for each in self.args], {name: _own(each) for name, each in self.kwargs.items()}
         if step.is_async:

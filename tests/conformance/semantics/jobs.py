@@ -34,5 +34,13 @@ def hang_for_a_while(path: str) -> None:
 
 
 @step(process=True)
+def meet(path: str) -> None:
+    """Tells by a file that it has begun, and ends when that is gone."""
+    Path(path).touch()
+    while Path(path).exists():
+        time.sleep(0.01)
+
+
+@step(process=True)
 def leave(interrupted: bool) -> None:
     raise KeyboardInterrupt if interrupted else SystemExit(3)

@@ -471,3 +471,64 @@ async def test_a_step_that_waited_for_a_thread_begins_with_a_lease_that_is_certa
         await run.result(timeout=20)
         sandbox.worker.runtime.lease = real
         assert did == ["one", "asked", "two"]
+
+
+class ShortLease:
+    """Is certain until a test says otherwise, or else for as long as is in `left`, one after the other."""
+
+    def __init__(self, *left: int) -> None:
+        self.certain = True
+        self.asked = 0
+        self.lefts = list(left)
+
+    @property
+    def left(self) -> int:
+        return self.lefts.pop(0) if self.lefts else 60_000
+
+    def stop(self) -> None: ...
+
+    async def hold(self) -> None:
+        if not self.certain:
+            self.asked += 1
+            self.certain = True
+
+
+@pytest.mark.usefixtures("importable")
+async def test_a_step_that_waited_for_a_process_begins_with_a_lease_that_is_certain(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    app, file, lease = new_app(), tmp_path / "begun", ShortLease()
+
+    @app.workflow
+    async def flow() -> None:
+        await asyncio.gather(jobs.meet(str(file)), jobs.where(2), jobs.where(3))
+
+    async with play(app) as sandbox:
+        real = sandbox.worker.runtime.lease
+        sandbox.worker.runtime.lease = lease  # pyright: ignore[reportAttributeAccessIssue]
+        run = await flow.start()
+        async with asyncio.timeout(30):
+            while not file.exists():
+                await asyncio.sleep(0.01)
+        lease.certain = False
+        file.unlink()
+        await run.result(timeout=30)
+        sandbox.worker.runtime.lease = real
+        assert lease.asked == 1
+
+
+@pytest.mark.usefixtures("importable")
+async def test_a_step_that_comes_to_its_process_when_the_lease_is_over_begins_when_it_is_renewed(play: Play) -> None:
+    app, lease = new_app(), ShortLease(-1, -1, 60_000)
+
+    @app.workflow
+    async def flow() -> list[int]:
+        return await jobs.where(2)
+
+    async with play(app) as sandbox:
+        real = sandbox.worker.runtime.lease
+        sandbox.worker.runtime.lease = lease  # pyright: ignore[reportAttributeAccessIssue]
+        assert (await flow.run())[0] == 2
+        sandbox.worker.runtime.lease = real
+        assert lease.lefts == []
