@@ -48,6 +48,24 @@ async def second_time_lucky(name: str) -> str:
 
 
 @step
+async def hurried(name: str) -> str:
+    seen[name] += 1
+    if seen[name] == 1:
+        raise ConnectionError("not yet")
+    return name
+
+
+@step(retry=Retry(attempts=3, delay=0))
+async def around_hurried(name: str) -> str:
+    return await hurried(name)
+
+
+@step(retry=Retry(attempts=3, delay=5))
+async def around(name: str) -> str:
+    return await around_hurried(name) + await hurried(f"{name} once more")
+
+
+@step
 async def chance() -> str:
     return uuid4().hex
 
@@ -75,6 +93,11 @@ async def everything(n: int) -> int:
 @app.workflow
 async def retrying() -> str:
     return await second_time_lucky(current_run().id)
+
+
+@app.workflow
+async def retrying_around() -> str:
+    return await around("it")
 
 
 @app.workflow
@@ -151,6 +174,12 @@ async def test_the_number_of_runs_is_bounded_and_the_report_says_so() -> None:
 
 async def test_retries_are_not_taken_for_steps_that_run_too_often() -> None:
     (await testing.explore_crashes(retrying)).check()
+
+
+async def test_a_step_that_is_tried_again_in_another_one_is_not_taken_for_one_that_runs_too_often() -> None:
+    report = await testing.explore_crashes(retrying_around, before=seen.clear)
+    report.check()
+    assert report.undisturbed == "succeeded with 'itit once more'"
 
 
 async def test_a_failing_workflow_may_fail_the_same_each_time() -> None:

@@ -241,6 +241,8 @@ class _Life:
     def _tap(self, sandbox: Sandbox, point: Point, run_id: str, key: str) -> None:
         if point is Point.BEFORE_STEP:
             self.times[run_id, key] += 1
+            # What an earlier attempt of it called is over.
+            self._begun = {one for one in self._begun if one[0] != run_id or not one[1].startswith(f"{key}/")}
             self._begun.add((run_id, key))
             if (run_id, key) in self._kept:
                 self.again.add((run_id, key))
@@ -271,8 +273,7 @@ class _Life:
         self._crashed = False
         await sandbox.kill_worker()
         for run_id, key in self._begun:
-            kept = await store.find(run_id, key)
-            if kept is None or kept.outcome is Outcome.OPEN:
+            if not await _has_outcome(store, run_id, key):
                 self.cut_off[run_id, key] += 1
         self._begun.clear()
         await sandbox.start_worker()
@@ -314,3 +315,14 @@ class _Life:
         for run_id in (*children, self._run_id):
             body = body.replace(run_id, self.label_of(run_id))
         return body
+
+
+async def _has_outcome(store: Store, run_id: str, key: str) -> bool:
+    """Whether a step that has begun came to something, be it an error. That of an earlier attempt of the step around it
+    is none."""
+    kept = await store.find(run_id, key)
+    if kept is None or kept.outcome is Outcome.OPEN:
+        return False
+    parts = key.split("/")
+    around = [await store.find(run_id, "/".join(parts[:number])) for number in range(1, len(parts))]
+    return not any(each is not None and each.outcome is Outcome.OPEN and each.position > kept.position for each in around)
