@@ -150,8 +150,8 @@ class Run(Generic[R]):
         A run that was cancelled together with a child for which it waits goes on waiting for that one: retry the child
         first. (Where it has seen the child's end itself, and failed, it starts another one.)
 
-        With `from_step` (a key as `history()` shows it) also a run that succeeded, and that step and all after it run
-        again. Raises `RunNotEnded`, `CheckpointNotFound`.
+        With `from_step` (a key as `history()` shows it) also a run that succeeded, and that step runs again, with the
+        steps that it calls and all that was kept after it. Raises `RunNotEnded`, `CheckpointNotFound`.
         """
         if from_step is not None:
             check_text(from_step, "the key of a step")

@@ -150,8 +150,10 @@ class Runs:
         run = self.runs[run_id]
         if from_key is not None:
             order = list(run.checkpoints)
-            for key in order[order.index(from_key) :]:
-                del run.checkpoints[key]
+            after = order[order.index(from_key) :]
+            for key in order:
+                if key in after or key.startswith(f"{from_key}/"):
+                    del run.checkpoints[key]
         self._clear_errors(run)
         run.shown.attempt += 1
         run.shown.crashes = 0

@@ -92,6 +92,22 @@ async def test_what_came_before_the_step_is_kept(store: Store, ada: Worker) -> N
     assert await keys(store, "r") == ["one", "two"]
 
 
+@pytest.mark.parametrize("step", ["s*[a-z]", "step", "s\\\\t^e?p"])
+@pytest.mark.parametrize("many", [3, 300])
+async def test_what_the_step_had_called_goes_with_it(store: Store, ada: Worker, step: str, many: int) -> None:
+    await store.enqueue([start("r")])
+    await store.signal(message("r", body="1"))
+    claim = await ada.claim_one()
+    within = [f"{step}/in#{number}" for number in range(many)]
+    others = ["one", f"{step}#2/in", f"{step}son", f"{step}0", f"o/{step}/in", "step\\in", "sx[a-z]/in", "sxd/in"]
+    await ada.save(claim, checkpoint(f"{step}/got", "1", kind=Kind.SIGNAL), consumes=claim.signals[0].position)
+    await ada.save(claim, *map(checkpoint, [*others, *within, f"{step}/in/deep", "beside", step, "last"]))
+    await ada.settle(claim, To.SUCCEEDED, "1")
+    await store.retry("r", from_key=step)
+    assert await keys(store, "r") == [*others, "beside"]
+    assert [arrived.body for arrived in (await ada.claim_one()).signals] == ["1"]
+
+
 async def test_a_run_that_succeeded_is_restarted_from_a_step_only(store: Store, ada: Worker) -> None:
     await ended(store, ada, To.SUCCEEDED)
     with pytest.raises(PerdureError):

@@ -251,8 +251,9 @@ class Store(Protocol):
 
     async def retry(self, run_id: str, *, from_key: str | None = None) -> None:
         """Queues a failed or cancelled run once more: attempt one up, crashes 0, no deadline; error checkpoints are
-        cleared. With `from_key`, also one that succeeded, and that checkpoint and all after it are cleared. Signals
-        that a cleared checkpoint had consumed wait again, where they were.
+        cleared. With `from_key`, also one that succeeded, and that checkpoint is cleared, with those within it (its
+        key, a slash, and more) and all after it. Signals that a cleared checkpoint had consumed wait again, where they
+        were.
 
         Raises `RunNotFound`, `RunNotEnded` (also for one that succeeded, without `from_key`), `CheckpointNotFound`, or
         `KeyTaken` when its unique key is another live run's now. The one verb of a client that is not safe to repeat

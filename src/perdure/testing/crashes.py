@@ -325,4 +325,6 @@ async def _has_outcome(store: Store, run_id: str, key: str) -> bool:
         return False
     parts = key.split("/")
     around = [await store.find(run_id, "/".join(parts[:number])) for number in range(1, len(parts))]
-    return not any(each is not None and each.outcome is Outcome.OPEN and each.position > kept.position for each in around)
+    return not any(
+        each is not None and each.outcome is Outcome.OPEN and each.position > kept.position for each in around
+    )

@@ -49,7 +49,7 @@ async def cancel(db: Session, run_id: str, reason: str, *, children: bool) -> St
 
 
 async def retry(db: Session, run_id: str, from_key: str | None) -> None:
-    """Queues a run that ended once more, with what succeeded, or what came before a checkpoint."""
+    """Queues a run that ended once more, with what succeeded, or what came before a checkpoint outside of it."""
     asked: dict[str, Any] = {"run_id": run_id}
     if from_key is not None:
         asked["from_key"] = from_key

@@ -62,7 +62,7 @@ def expire(transaction: Transaction, overdue: str) -> None:
 
 
 def retry(transaction: Transaction, run_id: str, from_key: str | None) -> None:
-    """Queues a run that ended once more, with what succeeded, or what came before a checkpoint."""
+    """Queues a run that ended once more, with what succeeded, or what came before a checkpoint outside of it."""
     run, state = find_run(transaction, run_id)
     if not state.final:
         raise RunNotEnded(f"run {run_id} is {state}: it can be retried when it has ended")
@@ -75,6 +75,7 @@ def retry(transaction: Transaction, run_id: str, from_key: str | None) -> None:
         if found is None:
             raise CheckpointNotFound(f"run {run_id} has no checkpoint {from_key!r}")
         transaction.change(_SQL["rewind"], {"run": run, "position": found[0]})
+        transaction.change(_SQL["rewind_within"], {"run": run, "key": from_key})
     _again(transaction, encode([run]))
 
 

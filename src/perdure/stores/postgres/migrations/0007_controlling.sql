@@ -179,7 +179,7 @@ BEGIN
     RETURN _back.runs;
 END $$;
 
--- Queues a run that ended once more, with what succeeded, or what came before a checkpoint.
+-- Queues a run that ended once more, with what succeeded, or what came before a checkpoint (and is not within it).
 CREATE FUNCTION retry(_clock bigint, _run_id text, _from_key text) RETURNS void
 LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -208,6 +208,8 @@ BEGIN
             RAISE EXCEPTION 'run % has no checkpoint %', _run_id, quote_literal(_from_key) USING ERRCODE = 'PD004';
         END IF;
         DELETE FROM checkpoint AS c WHERE c.run = _run AND c.position >= _position;
+        -- What the step called came before its own. '0' is next to '/'.
+        DELETE FROM checkpoint AS c WHERE c.run = _run AND c.key >= _from_key || '/' AND c.key < _from_key || '0';
     END IF;
     PERFORM again(_now, ARRAY[_run]);
 END $$;

@@ -34,6 +34,20 @@ local function clear(run, from, most)
     return true
 end
 
+-- Has the checkpoints of what a step called, which came before its own, be cleared as those of what failed are. Walks all
+-- of the run once.
+local function mark_within(run, step)
+    local pattern, cursor = step:gsub('[%*%?%[%]\\^]', '\\%0') .. '/*', '0'
+    repeat
+        local scanned = call('ZSCAN', P .. 'cpo:' .. run.id, cursor, 'MATCH', pattern, 'COUNT', 1000)
+        for i = 1, #scanned[2], 2 do
+            call('SADD', P .. 'cperr:' .. run.id, scanned[2][i])
+            change(run).errors = true
+        end
+        cursor = scanned[1]
+    until cursor == '0'
+end
+
 -- How many there are to be cleared, about.
 local function to_be_cleared(run, from)
     local errors = run.s.errors and call('SCARD', P .. 'cperr:' .. run.id) or 0
@@ -41,9 +55,12 @@ local function to_be_cleared(run, from)
 end
 
 -- Queues a run once more, or has it wait until then, when all is cleared that failed, and what has come from a position
--- on. Where that is much it is scheduled meanwhile, without a time, so that nobody begins it; whoever goes on with chores
--- then queues it.
-function retry_run(run, from, at)
+-- on, with what the step there called. Where that is much it is scheduled meanwhile, without a time, so that nobody begins
+-- it; whoever goes on with chores then queues it.
+function retry_run(run, from, at, step)
+    if step then
+        mark_within(run, step)
+    end
     if to_be_cleared(run, from) <= FEW then
         clear(run, from, 2 * FEW)
         move(run, at and 'scheduled' or 'queued', at)

@@ -12,7 +12,7 @@ local function key_taken(run, claimed)
     return call('EXISTS', P .. 'unique:' .. key) == 1 or claimed[key] or false
 end
 
-local function again(run, from)
+local function again(run, from, step)
     local s = change(run)
     unfinish(run)
     s.attempt = (s.attempt or 1) + 1
@@ -28,7 +28,7 @@ local function again(run, from)
     if key and not (run.fact.debounced and s.begun) then
         call('SET', P .. 'unique:' .. key, run.id)
     end
-    retry_run(run, from)
+    retry_run(run, from, nil, step)
     tell('work')
     tell('status')
 end
@@ -51,7 +51,7 @@ if args.run_id then
     if args.from_key and not from then
         return refuse('no checkpoint')
     end
-    again(run, from)
+    again(run, from, args.from_key)
     done[1] = run.id
 else
     for _, key in ipairs(args.claimed or {}) do

@@ -80,6 +80,10 @@ SELECT position FROM checkpoint WHERE run = :run AND key = :key;
 -- Clears all checkpoints from a position on. Uses the primary key.
 DELETE FROM checkpoint WHERE run = :run AND position >= :position;
 
+-- name: rewind_within
+-- Clears the checkpoints of what a step called, which came before its own. Uses checkpoint_key: '0' is next to '/'.
+DELETE FROM checkpoint WHERE run = :run AND key >= :key || '/' AND key < :key || '0';
+
 -- name: again
 -- Queues runs that ended once more. Uses the primary key.
 UPDATE run SET
