@@ -22,6 +22,7 @@ local function shared(kept, key, name, fresh, run)
 end
 
 local function flush_shared(kept, key, unused)
+    local fields, n = {}, 0
     for name, record in pairs(kept) do
         if record and record.changed then
             record.changed, record.name = nil, nil
@@ -29,10 +30,14 @@ local function flush_shared(kept, key, unused)
                 call('HDEL', P .. key, name)
                 kept[name] = nil
             else
-                call('HSET', P .. key, name, pack(record))
+                fields[n + 1], fields[n + 2] = name, pack(record)
+                n = n + 2
                 record.name = name
             end
         end
+    end
+    for first = 1, n, 1000 do
+        call('HSET', P .. key, unpack(fields, first, math.min(first + 999, n)))
     end
 end
 
