@@ -71,10 +71,8 @@ local function read_budgets()
                 take(running[i], tonumber(running[i + 1]))
             end
         end
-        for field, by in pairs(counted) do
-            if string.sub(field, 1, 8) == 'running:' then
-                take(field, by)
-            end
+        for lane, states in pairs(counted) do
+            take('running:' .. lane, states.running or 0)
         end
     end
 end

@@ -85,6 +85,20 @@ local function lane_name(word, lane)
     return name
 end
 
+-- The set of the runs that a worker owns: that of the last one that it was asked for, since it mostly is the same one,
+-- and a number becomes a text at the cost of all else.
+local owned_key
+do
+local prefix, owner, key
+
+function owned_key(worker)
+    if worker ~= owner or P ~= prefix then
+        prefix, owner, key = P, worker, P .. 'owned:' .. worker
+    end
+    return key
+end
+end
+
 local function begin_call(keys, argv)
     call, pack, unpacked = redis.call, cmsgpack.pack, cmsgpack.unpack
     local prefix = keys[1] .. ':'
@@ -180,13 +194,19 @@ local function later(command, key)
 end
 
 local function zadd(key, score, member)
-    local waiting = later('ZADD', key)
+    local waiting = pending[key]
+    if not waiting or waiting.command ~= 'ZADD' then
+        waiting = later('ZADD', key)
+    end
     local n = #waiting
     waiting[n + 1], waiting[n + 2] = score, member
 end
 
 local function zrem(key, member)
-    local waiting = later('ZREM', key)
+    local waiting = pending[key]
+    if not waiting or waiting.command ~= 'ZREM' then
+        waiting = later('ZREM', key)
+    end
     waiting[#waiting + 1] = member
 end
 
@@ -270,8 +290,12 @@ function in_time.take(name, many)
 end
 
 local function count(lane, state, by)
-    local field = lane_name(state, lane)
-    counted[field] = (counted[field] or 0) + by
+    local states = counted[lane]
+    if not states then
+        states = {}
+        counted[lane] = states
+    end
+    states[state] = (states[state] or 0) + by
 end
 
 -- RUNS
@@ -279,11 +303,13 @@ end
 local runs
 local changed, changes -- the runs that are to be kept, and how many these are
 local NOTHING = {}
+local facts
+do
 -- What never changes is read once for all calls: few runs differ in it, where no group or parent makes them.
 local fact_cache, cached_facts = {}, 0
 local MOST_FACTS = 1000
 
-local function facts(text)
+function facts(text)
     local known = fact_cache[text]
     if not known then
         if cached_facts >= MOST_FACTS then
@@ -298,6 +324,7 @@ local function facts(text)
         fact_cache[text] = known
     end
     return known
+end
 end
 
 -- What changes of a run is kept as numbers and a place, that most runs have, or may come to have: 0 is nothing. Behind
@@ -476,9 +503,11 @@ local function flush()
         call('HSET', K.n, name, numbers[name])
     end
     new_numbers = {}
-    for field, by in pairs(counted) do
-        if by ~= 0 and call('HINCRBY', K.counts, field, by) <= 0 then
-            call('HDEL', K.counts, field)
+    for lane, states in pairs(counted) do
+        for state, by in pairs(states) do
+            if by ~= 0 and call('HINCRBY', K.counts, lane_name(state, lane), by) <= 0 then
+                call('HDEL', K.counts, lane_name(state, lane))
+            end
         end
     end
     counted = {}

@@ -141,7 +141,7 @@ end
 -- read, and brought up to date with what becomes of it.
 function note_found(run)
     local s = run.s
-    run.set, run.late, run.counted = group_set(run), s.held == 'rate', kept_as(s)
+    run.set, run.late, run.counted = group_set(run), s.held == 'rate', (s.held or s.slot == 2) and kept_as(s) or nil
     run.has_slot, run.runs_now = s.slot == 1, s.slot == 1 and s.state == 'running'
 end
 
@@ -169,7 +169,7 @@ local function note(run, group)
         end
         run.late = late
     end
-    local kept = kept_as(s)
+    local kept = (s.held or s.slot == 2) and kept_as(s) or nil
     if kept ~= run.counted then
         if run.counted then
             count(run.fact.lane, run.counted, -1)

@@ -138,7 +138,7 @@ end
 -- The run comes into the ready set, unless something holds it, or leaves it: whatever has changed about it.
 function follow(run)
     local s = run.s
-    local session = session_of(run)
+    local session = run.fact.session_name and session_of(run)
     if not session then
         local ready = is_ready(s)
         if ready and not run.ready then
