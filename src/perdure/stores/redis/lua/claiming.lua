@@ -207,13 +207,18 @@ function claim_by_turns(names, slots, after)
                 queues[#queues + 1] = queue
             end
             line.names = (line.names or 0) + 1
+            local n = #line
             for i = 1, #members, 2 do
-                line[#line + 1] = { member = members[i], priority = tonumber(members[i + 1]), name = name }
+                n = n + 1
+                line[n] = { member = members[i], priority = members[i + 1], name = name }
             end
         end
     end
     for _, queue in ipairs(queues) do
         if lines[queue].names > 1 then
+            for _, head in ipairs(lines[queue]) do
+                head.priority = tonumber(head.priority)
+            end
             table.sort(lines[queue], by_rank)
         end
     end
@@ -230,8 +235,8 @@ function claim_by_turns(names, slots, after)
                     if run.fact.session then
                         of_sessions[head.name] = true
                     else
-                        removed[head.name] = removed[head.name] or {}
-                        table.insert(removed[head.name], head.member)
+                        local members = removed[head.name] or {}
+                        removed[head.name], members[#members + 1] = members, head.member
                         run.ready = false
                     end
                     take(run)

@@ -165,7 +165,7 @@ end
 -- WRITING. Members are added to one set, or taken from it, with one command for many: whoever reads such a set flushes it
 -- before.
 
-local pending, pending_keys
+local pending, pending_keys = {}, {}
 local first_scores -- of sets, as they were read last
 
 local function flush_set(key)
@@ -240,7 +240,7 @@ end
 
 -- NUMBERS that are given out one after the other, and counts.
 
-local numbers, new_numbers, counted
+local numbers, new_numbers, counted = {}, {}, {}
 
 local function last_number(name)
     if not numbers[name] then
@@ -301,7 +301,7 @@ end
 -- RUNS
 
 local runs
-local changed, changes -- the runs that are to be kept, and how many these are
+local changed, changes = {}, 0 -- the runs that are to be kept, and how many these are
 local NOTHING = {}
 local facts
 do
@@ -363,8 +363,10 @@ function read_state(text)
         positions = positions ~= 0 and positions or nil, kept_size = kept_size ~= 0 and kept_size or nil,
         due = due ~= 0 and due or nil, wake = wake ~= 0 and wake or nil,
         place = place ~= NO_PLACE and place or nil,
+        rare = nil, -- Whether it has any of what few have: see `mark`.
     }
     if #text > LENGTH then
+        s.rare = true
         for name, value in pairs(unpacked(string.sub(text, LENGTH + 1))) do
             s[name] = value
         end
@@ -378,17 +380,14 @@ function write_state(s)
         s.begun or 0, s.done or 0, s.finish or 0, s.worker or 0, s.low or 0, s.settled_by or 0, s.settled or 0,
         s.attempt or 0, s.positions or 0, s.kept_size or 0, s.due or 0, s.wake or 0, s.place or NO_PLACE
     )
-    if s.awaited or s.calls_back or s.cause or s.crashes or s.cut or s.errors or s.fired or s.heard or s.home or s.item
-        or s.kept or s.later or s.much or s.opens or s.over or s.owner or s.schedule or s.seat or s.signals or s.stops
-        or s.timeout or s.waits or s.why
-    then
-        local rare = {}
-        for _, name in ipairs(RARE) do
-            rare[name] = s[name]
-        end
-        return text .. pack(rare)
+    if not s.rare then
+        return text
     end
-    return text
+    local rare = {}
+    for _, name in ipairs(RARE) do
+        rare[name] = s[name]
+    end
+    return next(rare) and text .. pack(rare) or text
 end
 end
 
@@ -433,6 +432,13 @@ local function change(run)
     return run.s
 end
 
+-- The same for what few runs have (see RARE): nothing of it is kept that was not put down by this.
+local function mark(run)
+    local s = change(run)
+    s.rare = true
+    return s
+end
+
 -- Keeps the outcome of a run; false removes it.
 local function keep_outcome(run, body)
     change(run)
@@ -473,16 +479,20 @@ end
 
 -- TELLING others, when all is written.
 
-local telling, ended_runs
+local telling, ended_runs = {}, {}
 -- Whether a run came into the ready set.
 local made_ready
 -- The first of the timers that were set.
 local new_timer
 
 resets[1] = function()
-    pending, pending_keys, first_scores, numbers, new_numbers, counted = {}, {}, {}, {}, {}, {}
-    runs, changed, changes = {}, {}, 0
-    telling, ended_runs, made_ready, new_timer = {}, {}, false, nil
+    -- What a call keeps it clears away: only one that fails leaves something.
+    if changes > 0 or pending_keys[1] or ended_runs[1] or next(new_numbers) or next(counted) or next(telling) then
+        pending, pending_keys, new_numbers, counted, changed, changes = {}, {}, {}, {}, {}, 0
+        telling, ended_runs = {}, {}
+    end
+    first_scores, numbers, runs = {}, {}, {}
+    made_ready, new_timer = false, nil
 end
 
 local function tell(topic)

@@ -166,7 +166,10 @@ function finish(run, state, body, cause, number)
     end
     s.cut = nil
     move(run, state)
-    s.held, s.why, s.over, s.cause = nil, nil, nil, cause
+    s.held, s.why, s.over, s.cause = nil, nil, nil, nil
+    if cause then
+        mark(run).cause = cause
+    end
     s.done, s.finish = now, number or in_time.next('finish')
     keep_outcome(run, body or false)
     if s.due then

@@ -221,7 +221,10 @@ end
 
 -- THE REPLY
 
-local reply = { now = now, refused = refused, existed = existing }
+local reply = {
+    now = now, refused = refused, existed = existing,
+    claims = nil, kinds = nil, pushes = nil, more = nil, next_at = nil, -- There is room for what comes.
+}
 if not known then
     reply.gone = true
 else
@@ -252,7 +255,7 @@ else
     for _, time in pairs({ first_score(K.timer) or nil, first_score(K.due) or nil, due or nil, opens, room }) do
         reply.next_at = reply.next_at and math.min(reply.next_at, time) or time
     end
-    reply.more, reply.unchecked = more or others or chores_left() ~= nil, unchecked
+    reply.more, reply.unchecked = more or others or chores_left() ~= nil, unchecked or nil
     if spread then
         reply.mail = {}
         for i, letter in ipairs(call('SRANDMEMBER', P .. 'mail', 100)) do

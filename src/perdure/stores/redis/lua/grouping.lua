@@ -66,7 +66,7 @@ local function place(name)
         if run.lies ~= run.set and run.set ~= '' then
             zadd(P .. run.set .. name, in_group(run))
         end
-        run.lies, run.moves = run.set, nil
+        run.lies = nil
     end
 end
 flushers[#flushers + 1] = function()
@@ -82,9 +82,9 @@ local function put(run, name, was, set)
         runs_moved = {}
         moved[name] = runs_moved
     end
-    if not run.moves then
+    if not run.lies then -- Where it is still.
         runs_moved[#runs_moved + 1] = run
-        run.moves, run.lies = true, was
+        run.lies = was
     end
     run.set = set
     if was == 'line:' or set == 'line:' then
@@ -142,7 +142,7 @@ end
 function note_found(run)
     local s = run.s
     run.set, run.late, run.counted = group_set(run), s.held == 'rate', (s.held or s.slot == 2) and kept_as(s) or nil
-    run.has_slot, run.runs_now = s.slot == 1, s.slot == 1 and s.state == 'running'
+    run.holds = s.slot ~= 1 and 0 or s.state == 'running' and 2 or 1 -- Of slots: none, one, or one with which it runs.
 end
 
 -- Brings the sets and counts of the group up to date with its run.
@@ -179,15 +179,15 @@ local function note(run, group)
         end
         run.counted = kept
     end
-    local has, had = s.slot == 1, run.has_slot or false
-    if has ~= had then
-        group.slots = group.slots + (has and 1 or -1)
-        run.has_slot = has
-    end
-    local runs_now, ran = has and s.state == 'running', run.runs_now or false
-    if runs_now ~= ran then
-        group.running = group.running + (runs_now and 1 or -1)
-        run.runs_now = runs_now
+    local holds, held = s.slot ~= 1 and 0 or s.state == 'running' and 2 or 1, run.holds or 0
+    if holds ~= held then
+        run.holds = holds
+        if holds == 0 or held == 0 then
+            group.slots = group.slots + (holds == 0 and -1 or 1)
+        end
+        if holds == 2 or held == 2 then
+            group.running = group.running + (holds == 2 and 1 or -1)
+        end
     end
     group.changed = true
 end

@@ -135,7 +135,7 @@ local function make(start, wait)
     local fact = facts(start.facts)
     know_lane(fact)
     local seq = in_time.next('seq')
-    local s_new = { seq = seq, made = now, size = #start.input, home = start.place }
+    local s_new = { seq = seq, made = now, size = #start.input, home = start.place, rare = start.place ~= nil }
     local run = { id = start.id, fact = fact, is_new = true, s = s_new, fact_text = start.facts, input = start.input }
     local s = change(run)
     runs[run.id] = run
@@ -175,7 +175,7 @@ local function make(start, wait)
     end
     local due, deadline = begins(start)
     if wait then
-        s.later, s.timeout = due, start.timeout
+        mark(run).later, s.timeout = due, start.timeout
         put_waits(run, cjson.encode({ wait }), { wait.what, wait.target })
         move(run, 'waiting')
     else
@@ -207,10 +207,10 @@ local function replace(run, start)
     keep(run, 'i', start.input)
     s.size = s.size + #start.input - #input
     if s.opens then
-        s.opens = due or 0
+        mark(run).opens = due or 0
     end
     if s.state == 'waiting' and not s.opens then
-        s.later, s.timeout = due, start.timeout
+        mark(run).later, s.timeout = due, start.timeout
         return
     end
     set_deadline(run, deadline)

@@ -138,7 +138,7 @@ function chore_kinds.take_back(number, judged)
     local owned, all = owned_runs(number, steps + 1)
     local stopping = {}
     for _, run in ipairs(owned) do
-        local s = change(run)
+        local s = mark(run)
         local pause = 0
         local crashes = s.crashes or 0
         local failed = false
