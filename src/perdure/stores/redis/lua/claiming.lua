@@ -151,7 +151,8 @@ local crowded = false -- whether there were more ready sets for one worker than 
 -- The ready sets that may have something for a worker: all of them, or some, as they come, where these are too many to
 -- be looked at. Returns also whether there are others.
 function ready_names(worker)
-    local served = P .. 'served:' .. worker
+    local served = key_of(worker, 'served:')
+    flush_set(K.hot)
     if crowded then
         crowded = call('SINTERCARD', 2, served, K.hot, 'LIMIT', MOST_SETS + 1) > MOST_SETS
     end

@@ -4,7 +4,7 @@
 
 local groups, sessions
 local made_hot -- the ready sets that are known to be in :hot
-local enter, leave_ready -- of the ready set, see below
+local enter, leave_ready, alone_in_ready -- of the ready set, see below
 
 -- A record that several runs share, read once, and written when it was changed.
 -- `fresh` makes one for the first `run`.
@@ -68,7 +68,7 @@ function enter(run)
     zadd(P .. 'ready:' .. name, run.fact.priority, run.s.place .. run.id)
     if not made_hot[name] then
         made_hot[name] = true
-        call('SADD', K.hot, name)
+        sadd(K.hot, name)
     end
     made_ready = true
 end
@@ -80,7 +80,29 @@ local function cool(name)
 end
 
 function leave_ready(run)
-    zrem(P .. 'ready:' .. ready_name(run), run.s.place .. run.id)
+    local name = ready_name(run)
+    local key, member = P .. 'ready:' .. name, run.s.place .. run.id
+    if run.is_new then
+        local was_to_come, alone = take_back_add(key, member)
+        if alone and take_back_add(K.hot, name) then
+            made_hot[name] = nil
+        end
+        if was_to_come then
+            return
+        end
+    end
+    zrem(key, member)
+end
+
+-- Whether a run is the only one in its ready set.
+function alone_in_ready(run)
+    local key = P .. 'ready:' .. ready_name(run)
+    local waiting = pending[key]
+    if waiting and waiting.command == 'ZADD' and #waiting == 2 then
+        return call('ZCARD', key) == 0
+    end
+    flush_set(key)
+    return call('ZCARD', key) == 1
 end
 
 -- Places are compared as bytes: the number of the run, then, for one that comes from a line, its turn. That goes behind

@@ -6,7 +6,7 @@ local function move(run, state, wake)
     local s = change(run)
     local was = s.state
     if was == 'running' and state ~= 'running' then
-        srem(owned_key(s.worker), run.id)
+        srem(key_of(s.worker, 'owned:'), run.id)
         if s.why then
             call('SREM', P .. 'stop:' .. s.worker, run.id)
         end
@@ -16,7 +16,7 @@ local function move(run, state, wake)
         zrem(K.timer, run.id)
     end
     if state == 'running' then
-        sadd(owned_key(s.worker), run.id)
+        sadd(key_of(s.worker, 'owned:'), run.id)
         if s.why then
             call('SADD', P .. 'stop:' .. s.worker, run.id)
         end

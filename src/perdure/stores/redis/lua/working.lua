@@ -24,6 +24,7 @@ function chore_kinds.forget(number, chore)
         return false
     end
     local own, cold = '@' .. number, {}
+    flush_set(K.hot)
     local scanned = call('SSCAN', K.hot, chore.cursor, 'COUNT', 250)
     for _, name in ipairs(scanned[2]) do
         if string.sub(name, -#own) == own then
