@@ -224,7 +224,7 @@ class Results:
                     logger.debug("a subscription could not be closed: %s", error)
 
     def _poll(self) -> None:
-        """Has it asked for all of them from time to time. (One timer for many looks: each would need one of its own.)"""
+        """Has it asked for all of them from time to time: one timer for many looks."""
         self._unsure.update(self._waiting)
         self._wake.set()
         self._polling = asyncio.get_running_loop().call_later(_POLL * random.uniform(0.7, 1.0), self._poll)

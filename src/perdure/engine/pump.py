@@ -162,9 +162,7 @@ class Pump:
     @property
     def silent(self) -> bool:
         """Whether there is nothing to say and nothing to look for; an exchange may be under way."""
-        return not (
-            self._saves or self._settles or self._told or self._fires or self._coming or self._wake.is_set()
-        )
+        return not (self._saves or self._settles or self._told or self._fires or self._coming or self._wake.is_set())
 
     # --- the loop
 
@@ -292,6 +290,9 @@ class Pump:
 
     def _asked(self) -> list[Watch]:
         """The waits that the next exchange asks for: the new ones, and of the others those whose turn it is."""
+        if not (self._watches or self._new_watches):
+            self._in_round = 0
+            return []
         turn = list(islice(self._watches, _MOST_WATCHES))
         for key in turn:
             self._watches[key] = self._watches.pop(key)

@@ -44,13 +44,12 @@ end
 resets[#resets + 1] = function()
     groups, sessions, made_hot = {}, {}, {}
 end
+local function has_no_runs(record)
+    return record.runs <= 0 and not record.owner
+end
 flushers[#flushers + 1] = function()
-    flush_shared(groups, 'group', function(group)
-        return group.runs <= 0
-    end)
-    flush_shared(sessions, 'session', function(session)
-        return session.runs <= 0 and not session.owner
-    end)
+    flush_shared(groups, 'group', has_no_runs)
+    flush_shared(sessions, 'session', has_no_runs)
 end
 
 -- THE READY SET

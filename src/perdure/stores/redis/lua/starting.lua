@@ -331,13 +331,13 @@ local function make_alike(text, ids, inputs)
     end
     local fact = facts(text)
     know_lane(fact)
-    local last = in_time.take('seq', #ids)
+    local last, nowhere = in_time.take('seq', #ids), order(0)
     local live, ready = {}, {}
+    local alike_state = states_alike({ state = 'queued', seq = 0, made = now, size = 0 })
     for i, id in ipairs(ids) do
         local seq, n = last + i, 2 * i
-        local place = order(seq) .. order(0)
-        local s = write_state({ state = 'queued', seq = seq, made = now, size = #inputs[i], place = place })
-        call('HSET', keys[i], 'f', text, 's', s, 'i', inputs[i])
+        local place = order(seq) .. nowhere
+        call('HSET', keys[i], 'f', text, 's', alike_state(seq, #inputs[i], place), 'i', inputs[i])
         live[n - 1], live[n] = seq, id
         ready[n - 1], ready[n] = fact.priority, place .. id
     end

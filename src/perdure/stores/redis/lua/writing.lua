@@ -8,8 +8,15 @@ local function flush_set(key)
     local waiting = pending[key]
     if waiting then
         pending[key] = nil
-        for first = 1, #waiting, 1000 do -- Nothing, where all of it was taken back.
-            call(waiting.command, key, unpack(waiting, first, math.min(first + 999, #waiting)))
+        local n = #waiting
+        if n == 0 then
+            return -- All of it was taken back.
+        elseif n <= 1000 then
+            call(waiting.command, key, unpack(waiting))
+            return
+        end
+        for first = 1, n, 1000 do
+            call(waiting.command, key, unpack(waiting, first, math.min(first + 999, n)))
         end
     end
 end
