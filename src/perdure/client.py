@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from contextvars import Context
 from typing import Any, TypeVar
@@ -156,6 +156,7 @@ class Results:
         self._waiting: defaultdict[str, set[asyncio.Future[Ended]]] = defaultdict(set)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._polling: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         """Those that take their leave of the store included."""
         self._unsure: set[str] = set()
@@ -191,9 +192,10 @@ class Results:
     async def _serve(self) -> None:
         """Asks for results whenever a wake-up comes, and from time to time, as long as somebody waits."""
         subscription: Subscription | None = None
-        tries = pauses(0.05, _LONGEST_PAUSE)
+        tries: Iterator[float] | None = None
         time = asyncio.get_running_loop().time
         waited = time()
+        self._poll()
         try:
             while self._waiting or time() - waited < _LINGER:
                 try:
@@ -203,23 +205,29 @@ class Results:
                     if self._waiting:
                         waited = time()
                         await self._look()
-                    tries = pauses(0.05, _LONGEST_PAUSE)
-                    async with asyncio.timeout(_POLL * random.uniform(0.7, 1.0)):
-                        await self._wake.wait()
-                except TimeoutError:
-                    self._unsure.update(self._waiting)
+                    tries = None
+                    await self._wake.wait()
                 except StoreUnavailable as error:
                     logger.warning("the store does not answer (%s); still waiting for results", error)
+                    tries = tries or pauses(0.05, _LONGEST_PAUSE)
                     await asyncio.sleep(next(tries))
         except Exception as error:
             self._fail(error)
         finally:
             self._task = None  # whoever waits from here on needs another one: closing takes a while
+            if self._polling is not None:
+                self._polling.cancel()
             if subscription is not None:
                 try:
                     await subscription.close()
                 except StoreError as error:
                     logger.debug("a subscription could not be closed: %s", error)
+
+    def _poll(self) -> None:
+        """Has it asked for all of them from time to time: one timer for many looks."""
+        self._unsure.update(self._waiting)
+        self._wake.set()
+        self._polling = asyncio.get_running_loop().call_later(_POLL * random.uniform(0.7, 1.0), self._poll)
 
     def _fail(self, error: Exception) -> None:
         for futures in self._waiting.values():

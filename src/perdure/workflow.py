@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import update_wrapper
-from secrets import token_hex
+from os import urandom
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from perdure.batch import Batch
@@ -32,6 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+_ID_BYTES = 12
 _MANY = 1000
 """The most runs of one call to the store, so that a start of very many does not hold up everybody else's writes."""
 
@@ -284,7 +285,7 @@ class StartCall(Generic[P, R]):
         what = f"start_batch of {workflow.name}"
         scope = self._scope()
         if scope is None:
-            batch_id = token_hex(12) if options.id is None else options.id
+            batch_id = urandom(_ID_BYTES).hex() if options.id is None else options.id
             return Call(lambda: self._open_batch(batch_id, starts, callback), what)
         key = scope.key(f"{workflow.name}.batch")
         batch_id = child_id(scope.execution, key) if options.id is None else options.id
@@ -313,12 +314,12 @@ class StartCall(Generic[P, R]):
     def __repr__(self) -> str:
         return repr(self._workflow)
 
-    def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
-        """The start that a call with these arguments would be."""
+    def make_start(self, args: tuple[Any, ...], kwargs: dict[str, Any], new_id: str | None = None) -> Start:
+        """The start that a call with these arguments would be; `new_id` is for one that was given none."""
         workflow, options = self._workflow, self._options
         definition = workflow.definition
         return Start(
-            options.id if options.id is not None else token_hex(12),
+            options.id if options.id is not None else new_id or urandom(_ID_BYTES).hex(),
             definition.name,
             definition.queue if options.queue is None else options.queue,
             definition.signature.encode(args, kwargs, workflow.app.max_value_bytes),
@@ -363,7 +364,8 @@ class StartCall(Generic[P, R]):
     def _key(
         self, given: str | None, declared: Key | None, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str:
-        return key_of(declared if given is None else given, what, self._workflow.name, args, kwargs)
+        key = declared if given is None else given
+        return "" if key is None else key_of(key, what, self._workflow.name, args, kwargs)
 
     def _child(
         self, scope: Scope, start: Start, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = False
@@ -411,9 +413,10 @@ class StartCall(Generic[P, R]):
 
     def _make_many(self, items: list[tuple[Any, ...]], what: str) -> list[Start]:
         starts: list[Start] = []
+        ids, length = urandom(_ID_BYTES * len(items)).hex(), 2 * _ID_BYTES
         for number, arguments in enumerate(items):
             try:
-                starts.append(self.make_start(arguments, {}))
+                starts.append(self.make_start(arguments, {}, ids[number * length : (number + 1) * length]))
             except InvalidInput as error:
                 error.add_note(f"at item {number} of {what}; no run was started")
                 raise

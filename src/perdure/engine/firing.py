@@ -27,6 +27,8 @@ class Firing:
 
     def skips(self) -> list[str]:
         """The names of schedules that need not be told of for now."""
+        if not self._until:
+            return []
         now = self._now()
         self._until = {name: until for name, until in self._until.items() if until > now}
         return list(self._until)

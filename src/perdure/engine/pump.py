@@ -111,6 +111,8 @@ class Pump:
         self._serial = 0
         self._worker = 0
         self._last_queue = ""
+        self._coming: list[Claim] = []
+        """Claims that are begun as soon as the next exchange is on its way."""
         self._stopping = False
         self.claiming = True
         self.dead = False
@@ -160,7 +162,7 @@ class Pump:
     @property
     def silent(self) -> bool:
         """Whether there is nothing to say and nothing to look for; an exchange may be under way."""
-        return not (self._saves or self._settles or self._told or self._fires or self._wake.is_set())
+        return not (self._saves or self._settles or self._told or self._fires or self._coming or self._wake.is_set())
 
     # --- the loop
 
@@ -254,7 +256,7 @@ class Pump:
         self._polling = self._loop.call_later(POLL * random.uniform(0.7, 1.0), self._poll)
 
     def _room(self) -> int:
-        return self._free() if self.claiming and not self.worn else 0
+        return max(0, self._free() - len(self._coming)) if self.claiming and not self.worn else 0
 
     def _collect(self) -> tuple[Exchange, list[_Pending]]:
         count, size = _fitting(((2 if save.starts else 1, _size(save)) for save, _ in self._saves), _MOST_SAVES)
@@ -288,6 +290,9 @@ class Pump:
 
     def _asked(self) -> list[Watch]:
         """The waits that the next exchange asks for: the new ones, and of the others those whose turn it is."""
+        if not (self._watches or self._new_watches):
+            self._in_round = 0
+            return []
         turn = list(islice(self._watches, _MOST_WATCHES))
         for key in turn:
             self._watches[key] = self._watches.pop(key)
@@ -388,7 +393,7 @@ class Pump:
         await asyncio.sleep(0)
         if not self.dead:
             self._saved(futures[saved:], reply)
-            self._take(claims)
+            self._claimed(claims)
 
     def _deliver(self, exchange: Exchange, futures: list[_Pending], reply: Exchanged) -> None:
         if self.dead:
@@ -406,7 +411,7 @@ class Pump:
         for seen in reply.seen:
             if owner := self.owners.get(seen.token):
                 owner.saw(seen)
-        self._take(reply.claims)
+        self._claimed(reply.claims)
         # Of those that were not sent yet the store tells again.
         self._fires = self._firing.fires(reply.due, reply.now)
         if self._fires:
@@ -432,11 +437,27 @@ class Pump:
             elif not future.done():
                 future.set_result(child)
 
+    def _claimed(self, claims: list[Claim]) -> None:
+        """Has runs begin that were claimed. If there is something to say already that is sent first, and they begin
+        while the store is at it."""
+        if not claims:
+            return
+        self._last_queue = claims[-1].queue
+        if self._store.beside and (self._saves or self._settles) and not (self._ask_all or self.worn):
+            self._coming = claims
+            self._loop.call_soon(self._take_coming)
+        else:
+            self._take(claims)
+
+    def _take_coming(self) -> None:
+        claims, self._coming = self._coming, []
+        if not self.dead:
+            self._take(claims)
+
     def _take(self, claims: list[Claim]) -> None:
         """Begins what was claimed. A store may claim for a worker that waits before it hears that this one stops:
         that is handed back, for others to begin."""
         for claim in claims:
-            self._last_queue = claim.queue
             if self.claiming:
                 self._begin(claim)
             else:

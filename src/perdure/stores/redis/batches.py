@@ -29,7 +29,7 @@ async def open_batch(
     with unique keys does to runs that have the keys can't be taken back: so all parts are looked at first.
     """
     try:
-        if len(chunks(starts)) > 1:
+        if len([*chunks(starts)]) > 1:
             return await _open_in_parts(db, batch, starts, callback, places)
         asked: dict[str, Any] = {"batch": batch, "starts": _ask_all(batch, starts, places)}
         if callback is not None:

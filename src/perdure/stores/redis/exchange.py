@@ -192,18 +192,26 @@ def told_by(said: Exchange, reply: Reply) -> Exchanged:
     return Exchanged(
         now=reply.now,
         claims=[claim_of(each, reply.kinds, said.worker, said.serial) for each in reply.claims],
-        refused=sorted({token_of(*parts) for parts in reply.refused}),
-        cancelled=[(token_of(worker, low), why) for worker, low, why in reply.cancelled],
-        seen=[
-            Seen(each.id, token_of(each.worker, each.low), each.key, each.signal, end_of(each.ended), each.missing)
-            for each in reply.seen
-        ],
+        refused=sorted({token_of(*parts) for parts in reply.refused}) if reply.refused else [],
+        cancelled=[(token_of(worker, low), why) for worker, low, why in reply.cancelled] if reply.cancelled else [],
+        seen=_seen_of(reply.seen) if reply.seen else [],
         next_at=reply.next_at,
         more=reply.more,
-        due=records(reply.due),
+        due=records(reply.due) if reply.due else [],
         gone=reply.gone,
-        existed=[Existed(token_of(each.worker, each.low), each.key, each.id, each.same) for each in reply.existed],
+        existed=_existed_of(reply.existed) if reply.existed else [],
     )
+
+
+def _seen_of(seen: Iterable[_Seen]) -> list[Seen]:
+    return [
+        Seen(each.id, token_of(each.worker, each.low), each.key, each.signal, end_of(each.ended), each.missing)
+        for each in seen
+    ]
+
+
+def _existed_of(existed: Iterable[_Existed]) -> list[Existed]:
+    return [Existed(token_of(each.worker, each.low), each.key, each.id, each.same) for each in existed]
 
 
 def asked_of(said: Exchange) -> dict[str, Any]:

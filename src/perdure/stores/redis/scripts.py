@@ -18,14 +18,14 @@ from perdure.stores.redis.url import Durability, Kind, Location
 
 _CALL = re.compile(r"\b(?:call|later)\(\s*'([A-Z]+)'(?:, '([A-Z]+)')?")
 _SHARED = {
-    "reads": "core waits keeping placing walking reading",
+    "reads": "core writing runs waits keeping placing walking reading",
     "changes": (
-        "core waits chores holding seating grouping moving starting keeping clearing ending families staging serving"
-        " limiting working retaining parking"
+        "core writing runs waits chores holding seating grouping moving starting keeping clearing ending families"
+        " staging serving limiting working retaining parking"
     ),
     "exchanges": (
-        "core waits chores holding seating grouping moving starting keeping clearing ending families claiming showing"
-        " pushing scheduling parking settling"
+        "core writing runs waits chores holding seating grouping moving starting keeping clearing ending families"
+        " claiming showing pushing scheduling parking settling"
     ),
 }
 """What stands before the functions of each library: few libraries, since all that they hold of the same makes the

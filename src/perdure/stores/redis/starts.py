@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -84,9 +84,8 @@ _AHEAD = 2
 """How many calls are under way: while the server makes some runs, the call for the next ones is written."""
 
 
-def chunks(starts: Sequence[Start]) -> list[slice]:
+def chunks(starts: Sequence[Start]) -> Iterator[slice]:
     """What is made with one call each, of starts that are made in order."""
-    found: list[slice] = []
     lanes: set[tuple[str, str, str]] = set()
     first = work = 0
     for at, start in enumerate(starts):
@@ -95,14 +94,13 @@ def chunks(starts: Sequence[Start]) -> list[slice]:
         if lanes and lane not in lanes:
             its += _LANE
         if work + its > _MOST and at > first:
-            found.append(slice(first, at))
+            yield slice(first, at)
             first, work = at, 0
             lanes.clear()
         work += its
         lanes.add(lane)
     if first < len(starts):
-        found.append(slice(first, len(starts)))
-    return found
+        yield slice(first, len(starts))
 
 
 def _work(start: Start) -> int:
@@ -118,16 +116,18 @@ async def enqueue(db: Session, starts: Sequence[Start]) -> list[Started]:
     for start in starts:
         _check(start)  # All of them, before any is sent: what can't be is refused as a whole.
     parts = chunks(starts)
-    if len(parts) == 1:
-        return await _make(db, starts)
+    part = next(parts, None)
+    if part is None or part.stop == len(starts):
+        return await _make(db, starts) if part else []
     made: list[Started] = []
     calls: deque[asyncio.Task[list[Started]]] = deque()
     try:
-        for part in parts:
+        while part:
             if len(calls) == _AHEAD:
                 made += await calls.popleft()
             # They share a connection, so that the server gets them in this order.
             calls.append(asyncio.create_task(_make(db, starts[part])))
+            part = next(parts, None)
         while calls:
             made += await calls.popleft()
     finally:

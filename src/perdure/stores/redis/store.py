@@ -127,7 +127,7 @@ class RedisStore:
     # --- clients
 
     async def enqueue(self, starts: Sequence[Start]) -> list[Started]:
-        return await starting.enqueue(self._db, starts)
+        return await self._results.enqueue(starts, partial(starting.enqueue, self._db))
 
     async def signal(self, signal: Signal) -> None:
         await control.deliver(self._db, signal)
@@ -143,10 +143,10 @@ class RedisStore:
         return await reads.load_run(self._db, run_id)
 
     async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
-        return await self._results.ended(run_ids, lambda ids: reads.ended(self._db, ids))
+        return await self._results.ended(run_ids, partial(reads.ended, self._db))
 
     async def missing(self, run_ids: Sequence[str]) -> list[str]:
-        return await reads.missing(self._db, run_ids)
+        return await self._results.missing(run_ids, partial(reads.missing, self._db))
 
     async def history(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Checkpoint]:
         return await reads.history(self._db, run_id, after, limit)
@@ -164,6 +164,7 @@ class RedisStore:
         return await reads.ahead(self._db, run_id)
 
     async def delete(self, run_id: str, *, force: bool = False) -> int:
+        self._results.forget([run_id])
         return await retention.delete(self._db, run_id, force=force)
 
     async def retry_many(self, query: RunQuery, *, dry_run: bool = False) -> list[str]:

@@ -125,6 +125,7 @@ class _Heard:
         self._asked: dict[str, float] = {}
         """When the store was asked last for runs that are looked out for, or they were made."""
         self._made: dict[str, float] = {}
+        self._tidied = 0.0
         self._told: dict[str, tuple[float, Ended]] = {}
 
     def receive(self, runs: Iterable[Told] | None) -> None:
@@ -145,7 +146,9 @@ class _Heard:
         """Looks out for runs that are about to be made here."""
         if len(self._asked) + len(run_ids) <= _MOST:
             now = time.monotonic()
-            self._made = {run_id: since for run_id, since in self._made.items() if since > now - _TRUSTED}
+            if self._tidied < now - _TRUSTED:
+                self._made = {run_id: since for run_id, since in self._made.items() if since > now - _TRUSTED}
+                self._tidied = now
             self._made.update(dict.fromkeys(run_ids, now))
             self._asked.update(dict.fromkeys(run_ids, now))
 

@@ -9,7 +9,7 @@ for i, each in ipairs(args) do
     answers[i] = not run or FINAL[run.s.state] or false
     if not answers[i] then
         call('SADD', P .. 'parked:' .. run.id, string.format('\0%.0f:', each.partition) .. each.waiter)
-        change(run).awaited = true
+        mark(run).awaited = true
     end
 end
 flush()

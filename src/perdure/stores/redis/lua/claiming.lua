@@ -71,10 +71,8 @@ local function read_budgets()
                 take(running[i], tonumber(running[i + 1]))
             end
         end
-        for field, by in pairs(counted) do
-            if string.sub(field, 1, 8) == 'running:' then
-                take(field, by)
-            end
+        for lane, states in pairs(counted) do
+            take('running:' .. lane, states.running or 0)
         end
     end
 end
@@ -153,7 +151,8 @@ local crowded = false -- whether there were more ready sets for one worker than 
 -- The ready sets that may have something for a worker: all of them, or some, as they come, where these are too many to
 -- be looked at. Returns also whether there are others.
 function ready_names(worker)
-    local served = P .. 'served:' .. worker
+    local served = key_of(worker, 'served:')
+    flush_set(K.hot)
     if crowded then
         crowded = call('SINTERCARD', 2, served, K.hot, 'LIMIT', MOST_SETS + 1) > MOST_SETS
     end
@@ -209,13 +208,18 @@ function claim_by_turns(names, slots, after)
                 queues[#queues + 1] = queue
             end
             line.names = (line.names or 0) + 1
+            local n = #line
             for i = 1, #members, 2 do
-                line[#line + 1] = { member = members[i], priority = tonumber(members[i + 1]), name = name }
+                n = n + 1
+                line[n] = { member = members[i], priority = members[i + 1], name = name }
             end
         end
     end
     for _, queue in ipairs(queues) do
         if lines[queue].names > 1 then
+            for _, head in ipairs(lines[queue]) do
+                head.priority = tonumber(head.priority)
+            end
             table.sort(lines[queue], by_rank)
         end
     end
@@ -232,8 +236,8 @@ function claim_by_turns(names, slots, after)
                     if run.fact.session then
                         of_sessions[head.name] = true
                     else
-                        removed[head.name] = removed[head.name] or {}
-                        table.insert(removed[head.name], head.member)
+                        local members = removed[head.name] or {}
+                        removed[head.name], members[#members + 1] = members, head.member
                         run.ready = false
                     end
                     take(run)

@@ -64,10 +64,12 @@ local function make_key(keys, name)
 end
 
 -- Names that are made of a lane and a word, made once: named_by_lane[word][lane] is word:lane.
+local lane_name
+do
 local named_by_lane, lane_names = {}, 0
 local MOST_NAMES = 10000
 
-local function lane_name(word, lane)
+function lane_name(word, lane)
     local names = named_by_lane[word]
     if not names then
         names = {}
@@ -83,6 +85,26 @@ local function lane_name(word, lane)
         names[lane] = name
     end
     return name
+end
+end
+
+-- Keys of a worker, made once for the one that was asked for last, which it mostly is: a number becomes a text at the cost
+-- of half a command.
+local key_of
+do
+local prefix, number, keys
+
+function key_of(worker, name)
+    if worker ~= number or P ~= prefix then
+        prefix, number, keys = P, worker, {}
+    end
+    local key = keys[name]
+    if not key then
+        key = P .. name .. worker
+        keys[name] = key
+    end
+    return key
+end
 end
 
 local function begin_call(keys, argv)
@@ -146,370 +168,4 @@ end
 
 local function order(number)
     return struct.pack('>I8', number)
-end
-
--- WRITING. Members are added to one set, or taken from it, with one command for many: whoever reads such a set flushes it
--- before.
-
-local pending, pending_keys
-local first_scores -- of sets, as they were read last
-
-local function flush_set(key)
-    local waiting = pending[key]
-    if waiting then
-        pending[key] = nil
-        for first = 1, #waiting, 1000 do
-            call(waiting.command, key, unpack(waiting, first, math.min(first + 999, #waiting)))
-        end
-    end
-end
-
-local function later(command, key)
-    local waiting = pending[key]
-    if waiting and waiting.command ~= command then
-        flush_set(key)
-        waiting = nil
-    end
-    first_scores[key] = nil
-    if not waiting then
-        waiting = { command = command }
-        pending[key] = waiting
-        pending_keys[#pending_keys + 1] = key
-    end
-    return waiting
-end
-
-local function zadd(key, score, member)
-    local waiting = later('ZADD', key)
-    local n = #waiting
-    waiting[n + 1], waiting[n + 2] = score, member
-end
-
-local function zrem(key, member)
-    local waiting = later('ZREM', key)
-    waiting[#waiting + 1] = member
-end
-
-local function sadd(key, member)
-    local waiting = later('SADD', key)
-    waiting[#waiting + 1] = member
-end
-
-local function srem(key, member)
-    local waiting = later('SREM', key)
-    waiting[#waiting + 1] = member
-end
-
--- The lowest score of a set; false when it is empty.
-local function first_score(key)
-    local score = first_scores[key]
-    if score == nil then
-        flush_set(key)
-        score = tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]) or false
-        first_scores[key] = score
-    end
-    return score
-end
-
-local function flush_sets()
-    for _, key in ipairs(pending_keys) do
-        flush_set(key)
-    end
-    pending_keys = {}
-end
-
--- NUMBERS that are given out one after the other, and counts.
-
-local numbers, new_numbers, counted
-
-local function last_number(name)
-    if not numbers[name] then
-        numbers[name] = tonumber(call('HGET', K.n, name) or 0)
-    end
-    return numbers[name]
-end
-
-local function set_number(name, number)
-    numbers[name], new_numbers[name] = number, true
-    return number
-end
-
-local function next_number(name)
-    return set_number(name, last_number(name) + 1)
-end
-
--- Takes so many numbers at once; returns the one before the first.
-local function take_numbers(name, many)
-    return call('HINCRBY', K.n, name, many) - many
-end
-
--- Numbers that follow the time, so that those of several partitions can be compared: a hundred in each millisecond since
--- the year 2020. They have 14 digits at most until 2051, so as a text they are what they are as numbers.
-local in_time = {}
-
-function in_time.now()
-    return (now - 1577836800000) * 100
-end
-
--- The next number of a name; where there is one partition it is one more.
-function in_time.next(name)
-    if not spread then
-        return next_number(name)
-    end
-    return set_number(name, math.max(last_number(name) + 1, in_time.now()))
-end
-
--- Takes so many of these at once; returns the one before the first.
-function in_time.take(name, many)
-    if not spread then
-        return take_numbers(name, many)
-    end
-    local first = in_time.next(name)
-    set_number(name, first + many - 1)
-    return first - 1
-end
-
-local function count(lane, state, by)
-    local field = lane_name(state, lane)
-    counted[field] = (counted[field] or 0) + by
-end
-
--- RUNS
-
-local runs
-local changed, changes -- the runs that are to be kept, and how many these are
-local NOTHING = {}
--- What never changes is read once for all calls: few runs differ in it, where no group or parent makes them.
-local fact_cache, cached_facts = {}, 0
-local MOST_FACTS = 1000
-
-local function facts(text)
-    local known = fact_cache[text]
-    if not known then
-        if cached_facts >= MOST_FACTS then
-            fact_cache, cached_facts = {}, 0
-        end
-        cached_facts = cached_facts + 1
-        known = cjson.decode(text)
-        known.lane = join(known.queue, known.workflow, known.version or '') .. ';' -- So it never ends as LANE@WORKER does.
-        known.priority = known.priority or 0
-        known.group_name = known.group and join(known.queue, known.group)
-        known.session_name = known.session and join(known.queue, known.session)
-        fact_cache[text] = known
-    end
-    return known
-end
-
--- What changes of a run is kept as numbers and a place, that most runs have, or may come to have: 0 is nothing. Behind
--- them is what few have, as a packed map, if there is any.
-local STATES = { 'queued', 'running', 'scheduled', 'waiting', 'succeeded', 'failed', 'cancelled' }
-local read_state, write_state
-do
-local LAYOUT = '<BBBdddddddddddddddc16'
-local LENGTH = 3 + 15 * 8 + 16
-local NO_PLACE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
-local HELD = { 'session', 'group', 'paused', 'rate' }
-local NO_SLOT = 255
-local RARE = {
-    'awaited', 'calls_back', 'cause', 'crashes', 'cut', 'errors', 'fired', 'heard', 'home', 'item', 'kept', 'later', 'much',
-    'on', 'opens', 'over', 'owner', 'schedule', 'seat', 'signals', 'stops', 'timeout', 'waits', 'why',
-}
-local STATE_NUMBERS, HELD_NUMBERS = {}, {}
-for number = 1, #STATES do
-    STATE_NUMBERS[STATES[number]] = number
-end
-for number = 1, #HELD do
-    HELD_NUMBERS[HELD[number]] = number
-end
-
-function read_state(text)
-    local state, held, slot, seq, made, size, begun, done, finish, worker, low, settled_by, settled, attempt, positions,
-        kept_size, due, wake, place = struct.unpack(LAYOUT, text)
-    local s = {
-        state = STATES[state], held = HELD[held], slot = slot ~= NO_SLOT and slot or nil,
-        seq = seq, made = made, size = size,
-        begun = begun ~= 0 and begun or nil,
-        done = done ~= 0 and done or nil, finish = finish ~= 0 and finish or nil,
-        worker = worker ~= 0 and worker or nil, low = worker ~= 0 and low or nil, -- The two parts of its token.
-        settled_by = settled_by ~= 0 and settled_by or nil, settled = settled_by ~= 0 and settled or nil,
-        attempt = attempt ~= 0 and attempt or nil,
-        positions = positions ~= 0 and positions or nil, kept_size = kept_size ~= 0 and kept_size or nil,
-        due = due ~= 0 and due or nil, wake = wake ~= 0 and wake or nil,
-        place = place ~= NO_PLACE and place or nil,
-    }
-    if #text > LENGTH then
-        for name, value in pairs(unpacked(string.sub(text, LENGTH + 1))) do
-            s[name] = value
-        end
-    end
-    return s
-end
-
-function write_state(s)
-    local text = struct.pack(
-        LAYOUT, STATE_NUMBERS[s.state], s.held and HELD_NUMBERS[s.held] or 0, s.slot or NO_SLOT, s.seq, s.made, s.size,
-        s.begun or 0, s.done or 0, s.finish or 0, s.worker or 0, s.low or 0, s.settled_by or 0, s.settled or 0,
-        s.attempt or 0, s.positions or 0, s.kept_size or 0, s.due or 0, s.wake or 0, s.place or NO_PLACE
-    )
-    if s.awaited or s.calls_back or s.cause or s.crashes or s.cut or s.errors or s.fired or s.heard or s.home or s.item
-        or s.kept or s.later or s.much or s.opens or s.over or s.owner or s.schedule or s.seat or s.signals or s.stops
-        or s.timeout or s.waits or s.why
-    then
-        local rare = {}
-        for _, name in ipairs(RARE) do
-            rare[name] = s[name]
-        end
-        return text .. pack(rare)
-    end
-    return text
-end
-end
-
--- Whether a run of no session is in the ready set, by what is kept of it.
-local function is_ready(s)
-    return s.state == 'queued' and not s.held and s.slot ~= 0
-end
-
-local note_found -- of a run of a group, see grouping.lua
-
--- A run: its `id`, its `fact`s, and `s`, which is kept when `change` was said of it; nil when there is none. `whole` reads
--- also what a claim brings: its `input`, and its `labels` as they are kept.
-local function find(id, whole)
-    local run = runs[id]
-    if run == nil then
-        local key = K['run:'] .. id
-        local got = whole and call('HMGET', key, 'f', 's', 'i', 'l') or call('HMGET', key, 'f', 's')
-        local text = got[2]
-        if not text then
-            runs[id] = false
-            return nil
-        end
-        local fact, s = facts(got[1]), read_state(text)
-        run = {
-            id = id, fact = fact, s = s, input = got[3], labels = got[4], ready = is_ready(s),
-            changed = false, number = nil, settle = nil, outcome = nil, -- There is room for what comes later.
-        }
-        if fact.group_name and note_found then
-            note_found(run)
-        end
-        runs[id] = run
-    end
-    return run or nil
-end
-
-local function change(run)
-    if not run.changed then
-        run.changed = true
-        changes = changes + 1
-        changed[changes] = run
-    end
-    return run.s
-end
-
--- Keeps the outcome of a run; false removes it.
-local function keep_outcome(run, body)
-    change(run)
-    run.outcome = body
-end
-
--- Keeps another field of the run's hash beside `s`; false removes it.
-local function keep(run, field, value)
-    change(run)
-    run.fields = run.fields or {}
-    run.fields[field] = value
-end
-
-local function write(run)
-    local key, text, fields, outcome = K['run:'] .. run.id, write_state(run.s), run.fields, run.outcome
-    if run.is_new then
-        call('HSET', key, 'f', run.fact_text, 's', text, 'i', run.input)
-        if outcome then
-            call('HSET', key, 'o', outcome)
-        end
-    elseif outcome then
-        call('HSET', key, 's', text, 'o', outcome)
-    else
-        call('HSET', key, 's', text)
-        if outcome == false then
-            call('HDEL', key, 'o')
-        end
-    end
-    for field, value in pairs(fields or NOTHING) do
-        if value then
-            call('HSET', key, field, value)
-        else
-            call('HDEL', key, field)
-        end
-    end
-    run.changed, run.is_new, run.fields, run.outcome = false, nil, nil, nil
-end
-
--- TELLING others, when all is written.
-
-local telling, ended_runs
--- Whether a run came into the ready set.
-local made_ready
--- The first of the timers that were set.
-local new_timer
-
-resets[1] = function()
-    pending, pending_keys, first_scores, numbers, new_numbers, counted = {}, {}, {}, {}, {}, {}
-    runs, changed, changes = {}, {}, 0
-    telling, ended_runs, made_ready, new_timer = {}, {}, false, nil
-end
-
-local function tell(topic)
-    telling[topic] = true
-end
-
--- Keeps everything that the script has changed.
-local flushers = {}
-local function flush()
-    flush_sets()
-    for i = 1, changes do
-        if changed[i].changed then -- And not removed since.
-            write(changed[i])
-        end
-    end
-    changed, changes = {}, 0
-    for name in pairs(new_numbers) do
-        call('HSET', K.n, name, numbers[name])
-    end
-    new_numbers = {}
-    for field, by in pairs(counted) do
-        if by ~= 0 and call('HINCRBY', K.counts, field, by) <= 0 then
-            call('HDEL', K.counts, field)
-        end
-    end
-    counted = {}
-    for _, flusher in ipairs(flushers) do
-        flusher()
-    end
-    flush_sets()
-    if #ended_runs > 0 then
-        telling.ended = true
-    end
-    if next(telling) then
-        local listeners = call('PUBSUB', spread and 'SHARDNUMSUB' or 'NUMSUB', K.work, K.status, K.ended)
-        if telling.work and listeners[2] > 0 then
-            call(spread and 'SPUBLISH' or 'PUBLISH', K.work, '')
-        end
-        if telling.status and listeners[4] > 0 then
-            call(spread and 'SPUBLISH' or 'PUBLISH', K.status, '')
-        end
-        if telling.ended and listeners[6] > 0 then
-            for _, ended in ipairs(ended_runs) do
-                if runs[ended.id] == false then -- It was removed as well: who waits for it is to find that out.
-                    ended.body, ended.long = nil, true
-                end
-            end
-            call(spread and 'SPUBLISH' or 'PUBLISH', K.ended, pack({ v = 1, runs = ended_runs }))
-        end
-    end
-    telling, ended_runs = {}, {}
-end
-
--- The answer to a question that could not be: what went wrong, for the client to make an error of.
-local function refuse(kind, ...)
-    return pack({ refused = kind, with = { ... } })
 end

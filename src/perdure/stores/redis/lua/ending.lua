@@ -160,13 +160,16 @@ local LONGEST_TOLD = 8192
 
 -- Ends a run, however that came; `number` is its place in the order of finishing, if it was given out before.
 function finish(run, state, body, cause, number)
-    local s = change(run)
+    local s, fact = change(run), run.fact
     if s.waits or s.much then
         wait_for(run)
     end
     s.cut = nil
     move(run, state)
-    s.held, s.why, s.over, s.cause = nil, nil, nil, cause
+    s.held, s.why, s.over, s.cause = nil, nil, nil, nil
+    if cause then
+        mark(run).cause = cause
+    end
     s.done, s.finish = now, number or in_time.next('finish')
     keep_outcome(run, body or false)
     if s.due then
@@ -174,12 +177,16 @@ function finish(run, state, body, cause, number)
     end
     zrem(K.live, run.id)
     zadd(K.done, s.seq, run.id)
-    zadd(P .. 'fin:' .. run.fact.lane .. ':' .. state, s.finish, run.id)
+    zadd(P .. 'fin:' .. fact.lane .. ':' .. state, s.finish, run.id)
     if state == 'failed' then
         zadd(K.failed, s.seq, run.id)
     end
-    release_key(run)
-    note_batch(run, state, 1)
+    if fact.unique then
+        release_key(run)
+    end
+    if fact.batch then
+        note_batch(run, state, 1)
+    end
     if s.schedule then
         zrem(P .. 'made:' .. s.schedule, run.id)
         go_on(s.schedule)
@@ -188,7 +195,7 @@ function finish(run, state, body, cause, number)
         wake_parked(run.id)
         s.awaited = nil
     end
-    if run.fact.parent then
+    if fact.parent then
         tell('work') -- The parent may be running, and watch for this.
     end
     local short = not body or #body <= LONGEST_TOLD

@@ -15,7 +15,7 @@ claimer = { worker = worker, serial = args.serial, next = args.first or 0, sessi
 
 -- Most exchanges find nothing of all these, and one look tells so. Of them only timers, deadlines, and runs that are to be
 -- stopped can come to be in this one.
-local plain = call('EXISTS', K.timer, K.due, K.slots, K.budget, K.rated, K.chores, P .. 'stop:' .. worker) == 0
+local plain = call('EXISTS', K.timer, K.due, K.slots, K.budget, K.rated, K.chores, key_of(worker, 'stop:')) == 0
 if plain then
     first_scores[K.timer], first_scores[K.due] = false, false -- Until something is added.
 end
@@ -214,14 +214,20 @@ if known then
     if #claimed > 0 or settled > 0 or made_ready then
         tell('status')
     end
-    if (made_ready or (strict and settled > 0)) and call('EXISTS', K.hot) == 1 then
-        tell('work')
+    if made_ready or (strict and settled > 0) then
+        flush_set(K.hot)
+        if call('EXISTS', K.hot) == 1 then
+            tell('work')
+        end
     end
 end
 
 -- THE REPLY
 
-local reply = { now = now, refused = refused, existed = existing }
+local reply = {
+    now = now, refused = refused, existed = existing,
+    claims = nil, kinds = nil, pushes = nil, more = nil, next_at = nil, -- There is room for what comes.
+}
 if not known then
     reply.gone = true
 else
@@ -252,7 +258,7 @@ else
     for _, time in pairs({ first_score(K.timer) or nil, first_score(K.due) or nil, due or nil, opens, room }) do
         reply.next_at = reply.next_at and math.min(reply.next_at, time) or time
     end
-    reply.more, reply.unchecked = more or others or chores_left() ~= nil, unchecked
+    reply.more, reply.unchecked = more or others or chores_left() ~= nil, unchecked or nil
     if spread then
         reply.mail = {}
         for i, letter in ipairs(call('SRANDMEMBER', P .. 'mail', 100)) do

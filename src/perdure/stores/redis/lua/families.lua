@@ -7,7 +7,7 @@ do
 local function ask(run, reason, overdue)
     local s = change(run)
     if not s.why then
-        s.why, s.over = reason, overdue or nil
+        mark(run).why, s.over = reason, overdue or nil
         call('SADD', P .. 'stop:' .. s.worker, run.id)
         zrem(K.due, run.id)
         tell('work')
@@ -63,7 +63,7 @@ end
 -- begun again: a run that bears the id of one that was pruned may descend from its own children.
 local function stop_children(run, reason, body)
     if has_children(run.id) and run.s.stops ~= number_of_chores() then
-        change(run).stops = number_of_chores()
+        mark(run).stops = number_of_chores()
         begin_chore('stop', run.id, { after = 0, last = last_number('seq'), reason = reason, body = body })
     end
 end

@@ -36,6 +36,68 @@ local function member_id(member)
     return string.sub(member, 9)
 end
 
+-- A run that takes a slot and is claimed goes through several sets in one call: it is put where it comes to at last, or
+-- where it is when somebody looks. `moved` has the runs of a group, by its name, that are not where its sets have them, and
+-- whether some of these belong into its line, or do no more.
+local moved = {}
+-- The first ones in the line of a group, by its name, as they were read last; `at` is where the first of those is that are
+-- there still.
+local fronts = {}
+local FRONT = 16 -- The most that are read at once.
+
+resets[#resets + 1] = function()
+    if next(moved) or next(fronts) then
+        moved, fronts = {}, {}
+    end
+end
+
+local function place(name)
+    local runs_moved = moved[name]
+    if not runs_moved then
+        return
+    end
+    moved[name] = nil
+    for _, run in ipairs(runs_moved) do
+        if run.lies ~= run.set and run.lies ~= '' then
+            zrem(P .. run.lies .. name, order(run.s.seq) .. run.id)
+        end
+    end
+    for _, run in ipairs(runs_moved) do
+        if run.lies ~= run.set and run.set ~= '' then
+            zadd(P .. run.set .. name, in_group(run))
+        end
+        run.lies = nil
+    end
+end
+flushers[#flushers + 1] = function()
+    for name in pairs(moved) do
+        place(name)
+    end
+end
+
+-- A run comes into another one of its group's sets.
+local function put(run, name, was, set)
+    local runs_moved = moved[name]
+    if not runs_moved then
+        runs_moved = {}
+        moved[name] = runs_moved
+    end
+    if not run.lies then -- Where it is still.
+        runs_moved[#runs_moved + 1] = run
+        run.lies = was
+    end
+    run.set = set
+    if was == 'line:' or set == 'line:' then
+        runs_moved.in_line = true
+        local front = fronts[name]
+        if front and front[front.at] == run.id then
+            front.at = front.at + 1
+        else
+            fronts[name] = nil
+        end
+    end
+end
+
 -- The sets whose members are counted, and as what: nothing, when there are none.
 local COUNTED = {
     ['line:'] = 'lined', ['early:'] = 'early', ['again:'] = 'again', ['held:'] = 'held', ['stopped:'] = 'stopped',
@@ -79,8 +141,8 @@ end
 -- read, and brought up to date with what becomes of it.
 function note_found(run)
     local s = run.s
-    run.set, run.late, run.counted = group_set(run), s.held == 'rate', kept_as(s)
-    run.has_slot, run.runs_now = s.slot == 1, s.slot == 1 and s.state == 'running'
+    run.set, run.late, run.counted = group_set(run), s.held == 'rate', (s.held or s.slot == 2) and kept_as(s) or nil
+    run.holds = s.slot ~= 1 and 0 or s.state == 'running' and 2 or 1 -- Of slots: none, one, or one with which it runs.
 end
 
 -- Brings the sets and counts of the group up to date with its run.
@@ -89,12 +151,7 @@ local function note(run, group)
     local set = group_set(run)
     local was = run.set or ''
     if set ~= was then
-        if was ~= '' then
-            zrem(P .. was .. group.name, order(s.seq) .. run.id)
-        end
-        if set ~= '' then
-            zadd(P .. set .. group.name, in_group(run))
-        end
+        put(run, group.name, was, set)
         local one, other = COUNTED[was], COUNTED[set]
         if one then
             group[one] = group[one] > 1 and group[one] - 1 or nil
@@ -102,7 +159,6 @@ local function note(run, group)
         if other then
             group[other] = (group[other] or 0) + 1
         end
-        run.set = set
     end
     local late = s.held == 'rate'
     if late ~= (run.late or false) then
@@ -113,7 +169,7 @@ local function note(run, group)
         end
         run.late = late
     end
-    local kept = kept_as(s)
+    local kept = (s.held or s.slot == 2) and kept_as(s) or nil
     if kept ~= run.counted then
         if run.counted then
             count(run.fact.lane, run.counted, -1)
@@ -123,15 +179,15 @@ local function note(run, group)
         end
         run.counted = kept
     end
-    local has, had = s.slot == 1, run.has_slot or false
-    if has ~= had then
-        group.slots = group.slots + (has and 1 or -1)
-        run.has_slot = has
-    end
-    local runs_now, ran = has and s.state == 'running', run.runs_now or false
-    if runs_now ~= ran then
-        group.running = group.running + (runs_now and 1 or -1)
-        run.runs_now = runs_now
+    local holds, held = s.slot ~= 1 and 0 or s.state == 'running' and 2 or 1, run.holds or 0
+    if holds ~= held then
+        run.holds = holds
+        if holds == 0 or held == 0 then
+            group.slots = group.slots + (holds == 0 and -1 or 1)
+        end
+        if holds == 2 or held == 2 then
+            group.running = group.running + (holds == 2 and 1 or -1)
+        end
     end
     group.changed = true
 end
@@ -161,8 +217,28 @@ end
 -- The first of one of the group's sets, or the last.
 local function first_in(set, group, last)
     local key = P .. set .. group.name
+    place(group.name)
     flush_set(key)
     return find(member_id(call(last and 'ZREVRANGE' or 'ZRANGE', key, 0, 0)[1]))
+end
+
+-- The first one in the line of a group.
+local function first_in_line(group)
+    local front = fronts[group.name]
+    if not front or not front[front.at] then
+        local key = P .. 'line:' .. group.name
+        if moved[group.name] and moved[group.name].in_line then
+            place(group.name)
+        end
+        flush_set(key)
+        front = call('ZRANGE', key, 0, math.max(0, math.min(group.most, FRONT) - 1))
+        for i = 1, #front do
+            front[i] = member_id(front[i])
+        end
+        front.at = 1
+        fronts[group.name] = front
+    end
+    return find(front[front.at], args.slots) -- Most likely it is claimed by the exchange that has made room for it.
 end
 
 local function comes_first(one, other)
@@ -192,8 +268,8 @@ local function hold_last(group, set)
     regroup(run, group)
 end
 
-local function admit(group, set)
-    local run = first_in(set, group)
+local function admit(group)
+    local run = first_in_line(group)
     local s = change(run)
     s.slot, s.held = 1, nil
     s.place = s.place or next_turn()
@@ -229,7 +305,7 @@ local function next_step(group)
         end
     end
     if group.lined and group.slots < group.most then
-        return admit, 'line:'
+        return admit
     end
 end
 

@@ -4,7 +4,7 @@
 
 local groups, sessions
 local made_hot -- the ready sets that are known to be in :hot
-local enter, leave_ready -- of the ready set, see below
+local enter, leave_ready, alone_in_ready -- of the ready set, see below
 
 -- A record that several runs share, read once, and written when it was changed.
 -- `fresh` makes one for the first `run`.
@@ -22,6 +22,7 @@ local function shared(kept, key, name, fresh, run)
 end
 
 local function flush_shared(kept, key, unused)
+    local fields, n = {}, 0
     for name, record in pairs(kept) do
         if record and record.changed then
             record.changed, record.name = nil, nil
@@ -29,23 +30,26 @@ local function flush_shared(kept, key, unused)
                 call('HDEL', P .. key, name)
                 kept[name] = nil
             else
-                call('HSET', P .. key, name, pack(record))
+                fields[n + 1], fields[n + 2] = name, pack(record)
+                n = n + 2
                 record.name = name
             end
         end
+    end
+    for first = 1, n, 1000 do
+        call('HSET', P .. key, unpack(fields, first, math.min(first + 999, n)))
     end
 end
 
 resets[#resets + 1] = function()
     groups, sessions, made_hot = {}, {}, {}
 end
+local function has_no_runs(record)
+    return record.runs <= 0 and not record.owner
+end
 flushers[#flushers + 1] = function()
-    flush_shared(groups, 'group', function(group)
-        return group.runs <= 0
-    end)
-    flush_shared(sessions, 'session', function(session)
-        return session.runs <= 0 and not session.owner
-    end)
+    flush_shared(groups, 'group', has_no_runs)
+    flush_shared(sessions, 'session', has_no_runs)
 end
 
 -- THE READY SET
@@ -63,7 +67,7 @@ function enter(run)
     zadd(P .. 'ready:' .. name, run.fact.priority, run.s.place .. run.id)
     if not made_hot[name] then
         made_hot[name] = true
-        call('SADD', K.hot, name)
+        sadd(K.hot, name)
     end
     made_ready = true
 end
@@ -75,7 +79,29 @@ local function cool(name)
 end
 
 function leave_ready(run)
-    zrem(P .. 'ready:' .. ready_name(run), run.s.place .. run.id)
+    local name = ready_name(run)
+    local key, member = P .. 'ready:' .. name, run.s.place .. run.id
+    if run.is_new then
+        local was_to_come, alone = take_back_add(key, member)
+        if alone and take_back_add(K.hot, name) then
+            made_hot[name] = nil
+        end
+        if was_to_come then
+            return
+        end
+    end
+    zrem(key, member)
+end
+
+-- Whether a run is the only one in its ready set.
+function alone_in_ready(run)
+    local key = P .. 'ready:' .. ready_name(run)
+    local waiting = pending[key]
+    if waiting and waiting.command == 'ZADD' and #waiting == 2 then
+        return call('ZCARD', key) == 0
+    end
+    flush_set(key)
+    return call('ZCARD', key) == 1
 end
 
 -- Places are compared as bytes: the number of the run, then, for one that comes from a line, its turn. That goes behind

@@ -22,7 +22,7 @@ function keep_checkpoint(run, key, outcome, packed)
     zadd(P .. 'cpo:' .. id, s.positions, key)
     if outcome == 'error' then
         call('SADD', P .. 'cperr:' .. id, key)
-        s.errors = true
+        mark(run).errors = true
     elseif s.errors then
         call('SREM', P .. 'cperr:' .. id, key)
     end
@@ -96,7 +96,7 @@ function knows_signal(run, id)
 end
 
 function add_signal(run, signal)
-    local s = change(run)
+    local s = mark(run)
     s.signals = (s.signals or 0) + 1
     have_wait(run.id, s.signals, pack(signal), signal)
 end

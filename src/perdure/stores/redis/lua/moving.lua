@@ -6,7 +6,7 @@ local function move(run, state, wake)
     local s = change(run)
     local was = s.state
     if was == 'running' and state ~= 'running' then
-        srem(P .. 'owned:' .. s.worker, run.id)
+        srem(key_of(s.worker, 'owned:'), run.id)
         if s.why then
             call('SREM', P .. 'stop:' .. s.worker, run.id)
         end
@@ -16,7 +16,7 @@ local function move(run, state, wake)
         zrem(K.timer, run.id)
     end
     if state == 'running' then
-        sadd(P .. 'owned:' .. s.worker, run.id)
+        sadd(key_of(s.worker, 'owned:'), run.id)
         if s.why then
             call('SADD', P .. 'stop:' .. s.worker, run.id)
         end
@@ -32,7 +32,7 @@ local function move(run, state, wake)
         end
         count(run.fact.lane, state, 1)
     end
-    local group = group_of(run)
+    local group = run.fact.group_name and group_of(run)
     if not group then
         if state == 'queued' and not s.place then
             s.place = own_place(run)

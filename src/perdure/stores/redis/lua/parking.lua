@@ -16,7 +16,7 @@ local function look_at_condition(run, kind, target)
         end
         call('SADD', P .. 'parked:' .. target, run.id)
         if not other.s.awaited then
-            change(other).awaited = true
+            mark(other).awaited = true
             steps = steps - 1 -- As much again.
         end
     elseif kind ~= 'signal' then

@@ -45,8 +45,7 @@ function push(run)
     if #workers == 0 or call('EXISTS', K.budget, K.rated) > 0 then
         return false
     end
-    flush_set(P .. 'ready:' .. fact.lane)
-    if call('ZCARD', P .. 'ready:' .. fact.lane) ~= 1 then
+    if not alone_in_ready(run) then
         return false
     end
     for _, worker in ipairs(workers) do
@@ -69,7 +68,7 @@ end
 
 -- Forgets the pushes that a worker got, and returns its others, by their numbers.
 function unknown_pushes(worker, got)
-    local key = P .. 'pushed:' .. worker
+    local key = key_of(worker, 'pushed:')
     if #got > 0 then
         call('HDEL', key, unpack(got))
     end

@@ -30,7 +30,7 @@ local function keeper_of(run)
 end
 
 local function pass_over(run, keeper)
-    change(run).kept = keeper
+    mark(run).kept = keeper
     zrem(P .. 'fin:' .. run.fact.lane .. ':' .. run.s.state, run.id)
     call('SADD', P .. 'kept:' .. keeper, run.id)
     call('SADD', P .. 'keepers', keeper)

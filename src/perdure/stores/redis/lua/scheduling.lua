@@ -45,7 +45,7 @@ local function begin_slot(each, start)
     local id = answer ~= 0 and answer.id or start.id
     local run = find(id)
     if not run.s.schedule then
-        change(run).schedule = each.name
+        mark(run).schedule = each.name
         if not FINAL[run.s.state] then
             zadd(P .. 'made:' .. each.name, run.s.seq, id)
         end
@@ -65,7 +65,7 @@ local function fire(fires)
             kept.next_slot = each.next_slot
             if made then
                 kept.last_slot, kept.last_run = each.slot, made
-                change(find(made)).fired = each.name
+                mark(find(made)).fired = each.name
             end
             put_schedule(each.name, kept)
             made_ready = true

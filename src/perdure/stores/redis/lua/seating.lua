@@ -36,11 +36,12 @@ local function leave_seat(run, session)
             session.running = session.running > 1 and session.running - 1 or nil
         end
     end
-    s.seat, session.changed = nil, true
+    s.seat = nil
+    session.changed = true
 end
 
 local function take_seat(run, session, seat)
-    local s = run.s
+    local s = mark(run)
     s.seat, session.changed = seat, true
     if seat == 1 then
         s.owner = session.owner or -1
@@ -111,7 +112,7 @@ function hand_over(session, owner)
     end
     session.owner, session.changed = owner, true
     for _, run in ipairs(seated) do
-        change(run).owner = owner or -1
+        mark(run).owner = owner or -1
         enter(run)
     end
     if session.idle then
@@ -138,7 +139,7 @@ end
 -- The run comes into the ready set, unless something holds it, or leaves it: whatever has changed about it.
 function follow(run)
     local s = run.s
-    local session = session_of(run)
+    local session = run.fact.session_name and session_of(run)
     if not session then
         local ready = is_ready(s)
         if ready and not run.ready then

@@ -38,7 +38,7 @@ for i, start in ipairs(args.starts) do
         local answer, run = begin(start, { key = 'batch:' .. id, what = 'batch', target = id })
         if run then
             local due, deadline = begins(start)
-            local s = change(run)
+            local s = mark(run)
             s.opens, s.item, s.later, s.timeout = due or 0, args.first + i, nil, nil
             set_deadline(run, deadline)
         end

@@ -49,7 +49,7 @@ local function make_callback(id, batch, callback)
     begin(callback, { key = 'batch:' .. id, what = 'batch', target = id })
     local run = find(callback.id)
     if run then
-        change(run).calls_back = id
+        mark(run).calls_back = id
         if batch_is_over(batch) then
             wake(run)
         end

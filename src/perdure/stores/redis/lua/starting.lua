@@ -135,7 +135,7 @@ local function make(start, wait)
     local fact = facts(start.facts)
     know_lane(fact)
     local seq = in_time.next('seq')
-    local s_new = { seq = seq, made = now, size = #start.input, home = start.place }
+    local s_new = { seq = seq, made = now, size = #start.input, home = start.place, rare = start.place ~= nil }
     local run = { id = start.id, fact = fact, is_new = true, s = s_new, fact_text = start.facts, input = start.input }
     local s = change(run)
     runs[run.id] = run
@@ -175,7 +175,7 @@ local function make(start, wait)
     end
     local due, deadline = begins(start)
     if wait then
-        s.later, s.timeout = due, start.timeout
+        mark(run).later, s.timeout = due, start.timeout
         put_waits(run, cjson.encode({ wait }), { wait.what, wait.target })
         move(run, 'waiting')
     else
@@ -207,10 +207,10 @@ local function replace(run, start)
     keep(run, 'i', start.input)
     s.size = s.size + #start.input - #input
     if s.opens then
-        s.opens = due or 0
+        mark(run).opens = due or 0
     end
     if s.state == 'waiting' and not s.opens then
-        s.later, s.timeout = due, start.timeout
+        mark(run).later, s.timeout = due, start.timeout
         return
     end
     set_deadline(run, deadline)
@@ -331,13 +331,13 @@ local function make_alike(text, ids, inputs)
     end
     local fact = facts(text)
     know_lane(fact)
-    local last = in_time.take('seq', #ids)
+    local last, nowhere = in_time.take('seq', #ids), order(0)
     local live, ready = {}, {}
+    local alike_state = states_alike({ state = 'queued', seq = 0, made = now, size = 0 })
     for i, id in ipairs(ids) do
         local seq, n = last + i, 2 * i
-        local place = order(seq) .. order(0)
-        local s = write_state({ state = 'queued', seq = seq, made = now, size = #inputs[i], place = place })
-        call('HSET', keys[i], 'f', text, 's', s, 'i', inputs[i])
+        local place = order(seq) .. nowhere
+        call('HSET', keys[i], 'f', text, 's', alike_state(seq, #inputs[i], place), 'i', inputs[i])
         live[n - 1], live[n] = seq, id
         ready[n - 1], ready[n] = fact.priority, place .. id
     end

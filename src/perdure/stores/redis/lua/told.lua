@@ -14,7 +14,7 @@ for _, each in ipairs(args) do
     elseif state == 'running' then
         local heard = run.s.heard or {}
         heard[each.target] = true
-        change(run).heard = heard
+        mark(run).heard = heard
         tell('work')
     end
 end

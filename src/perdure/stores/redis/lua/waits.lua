@@ -74,7 +74,7 @@ end
 
 -- `conditions` are one list, or with `much` a list of packed ones.
 function put_waits(run, waits, conditions, much)
-    local s = change(run)
+    local s = mark(run)
     if s.much then
         keep(run, 'w', false)
         for at = 1, s.much do

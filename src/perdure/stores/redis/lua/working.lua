@@ -24,6 +24,7 @@ function chore_kinds.forget(number, chore)
         return false
     end
     local own, cold = '@' .. number, {}
+    flush_set(K.hot)
     local scanned = call('SSCAN', K.hot, chore.cursor, 'COUNT', 250)
     for _, name in ipairs(scanned[2]) do
         if string.sub(name, -#own) == own then
@@ -138,7 +139,7 @@ function chore_kinds.take_back(number, judged)
     local owned, all = owned_runs(number, steps + 1)
     local stopping = {}
     for _, run in ipairs(owned) do
-        local s = change(run)
+        local s = mark(run)
         local pause = 0
         local crashes = s.crashes or 0
         local failed = false
