@@ -118,16 +118,19 @@ CREATE TYPE claims AS (
     floored boolean                       -- whether what lies before the floors was not looked at
 );
 
--- Whether any run of lanes is ready for one of some owners. Uses live_ready.
-CREATE FUNCTION any_ready(_lanes integer[], _owners bigint[]) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (
+-- Whether any run of lanes is ready for one of some owners. Looks at the last ones first: before the others lie the
+-- entries of runs that were claimed, until a VACUUM removes these. Uses live_ready. In this language plans are kept.
+CREATE FUNCTION any_ready(_lanes integer[], _owners bigint[]) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (
         SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
         CROSS JOIN LATERAL (
             SELECT 1 FROM live AS l
-            WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL LIMIT 1
+            WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
+            ORDER BY l.priority DESC, l.place DESC LIMIT 1
         ) AS q
-    )
-$$;
+    );
+END $$;
 
 -- Gives the first ready runs of lanes to a worker, as long as they fit into the bytes; `_first` is the token of the first
 -- one. Queues take turns, beginning behind `_after`. Walks at most `_slots` entries of live_ready for each lane and locks

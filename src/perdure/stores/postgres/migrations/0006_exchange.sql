@@ -291,9 +291,11 @@ CREATE FUNCTION exchange(
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
-    _brief boolean := false;
     _silent boolean := _save_refs IS NULL AND _end_refs IS NULL AND _move_refs IS NULL AND _tell_refs IS NULL
         AND _fires IS NULL AND NOT _repeated;
+    -- Whether it changes nothing but the runs that it names, and what it claims: all else is as the look at the beginning
+    -- found it. What others have changed since they call for.
+    _plain boolean := _move_refs IS NULL AND _fires IS NULL AND _save_starts IS NULL AND NOT _repeated;
     _head record;
     _due boolean := false;
     _owners bigint[] := ARRAY[0];
@@ -307,7 +309,7 @@ DECLARE
     _already integer := 0;
     _strict boolean := false;
     _more boolean := false;
-    _sooner boolean;
+    _sooner boolean := false;
     _count integer;
     _started record;
     _put_back bigint[];
@@ -323,8 +325,9 @@ BEGIN
         PERFORM 1 FROM worker AS w WHERE w.id = _worker FOR NO KEY UPDATE;
     END IF;
     SELECT
-        w.sessions,
+        CASE WHEN w.sessions > 0 AND EXISTS (SELECT 1 FROM session) THEN w.sessions ELSE 0 END AS sessions,
         t.last_value + t.is_called::integer AS topology,
+        b.last_value + b.is_called::integer AS rewind,
         EXISTS (SELECT 1 FROM scope AS s WHERE s.budget) AS limited,
         EXISTS (SELECT 1 FROM scope AS s WHERE s.paused AND s.kind <> 'group') AS paused,
         (SELECT l.wake_at FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1) AS timer,
@@ -342,17 +345,23 @@ BEGIN
             SELECT 1 FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL
         ) AS cancelling,
         _floor_lanes IS NOT NULL OR EXISTS (
-            SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN unnest(ARRAY[0, _worker, -1]) AS o (owner)
+            SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN (VALUES (0), (_worker), (-1)) AS o (owner)
             CROSS JOIN LATERAL (
                 SELECT 1 FROM live AS l
-                WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL LIMIT 1
+                WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
+                ORDER BY l.priority DESC, l.place DESC LIMIT 1
             ) AS q
             WHERE o.owner = 0 OR w.sessions > 0
         ) AS ready,
-        (SELECT bool_or(l.topic = 'ended') FROM listener AS l WHERE l.until > clock_ms()) AS for_ends,
-        (SELECT bool_or(l.topic = 'status') FROM listener AS l WHERE l.until > clock_ms()) AS for_status
+        f.for_ends,
+        f.for_status
     INTO _head
-    FROM worker AS w CROSS JOIN topology AS t WHERE w.id = _worker;
+    FROM worker AS w CROSS JOIN topology AS t CROSS JOIN rewind AS b
+    CROSS JOIN (
+        SELECT bool_or(l.topic = 'ended') AS for_ends, bool_or(l.topic = 'status') AS for_status
+        FROM listener AS l WHERE l.until > clock_ms()
+    ) AS f
+    WHERE w.id = _worker;
     IF NOT FOUND THEN
         gone := true;
         refused := ARRAY(SELECT DISTINCT unnest(
@@ -533,7 +542,8 @@ BEGIN
         SELECT
             count(*) AS runs, coalesce(bit_or(r.ties), 0) AS ties, array_agg(r.seq) AS seqs,
             array_agg(r.grp) FILTER (WHERE r.slot > 0) AS groups,
-            array_agg(r.session) FILTER (WHERE r.session IS NOT NULL) AS sessions
+            array_agg(r.session) FILTER (WHERE r.session IS NOT NULL) AS sessions,
+            bool_or(r.deadline IS NOT NULL) AS timed
         INTO _kept
         FROM removed AS r;
         _odd := _odd OR _kept.runs < cardinality(_end_refs);
@@ -541,9 +551,11 @@ BEGIN
             IF _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL
                 OR EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run')
             THEN
+                _plain := false;
                 _ready := follow(now, _kept.seqs, _kept.ties, _kept.groups, _kept.sessions) OR _ready;
             END IF;
             _ready := _ready OR _head.limited;
+            _plain := _plain AND NOT _kept.timed;
             IF _kept.ties & 1 <> 0 THEN
                 PERFORM tell_work(true);  -- A parent may be running, and watch for this.
             END IF;
@@ -585,11 +597,9 @@ BEGIN
         END IF;
     END IF;
 
-    _brief := NOT _silent AND _end_refs IS NULL AND _move_refs IS NULL AND _fires IS NULL AND _save_starts IS NULL
-        AND NOT _repeated AND coalesce(_head.timer > now, true) AND coalesce(_head.deadline > now, true)
-        AND coalesce(_head.idle > now, true) AND NOT _head.recheck AND NOT (_draining AND _head.sessions > 0)
-        AND NOT _head.limited AND _head.sessions = 0 AND (_slots <= 0 OR NOT _more);
-    IF NOT (_silent OR _brief) THEN
+    _plain := _plain AND NOT _head.limited AND _head.sessions = 0 AND NOT _head.recheck
+        AND coalesce(least(_head.timer, _head.deadline, _head.idle) > now, true);
+    IF NOT (_silent OR _plain) THEN
         IF _draining AND _head.sessions > 0 THEN
             _ready := give_up(now, _worker) OR _ready;
         END IF;
@@ -624,12 +634,17 @@ BEGIN
             _slots := 0;
         END IF;
         _strict := _head.limited OR (_head.sessions > 0 AND any_ready(_open, ARRAY[-1]));
+    END IF;
+    IF NOT _silent THEN
         IF _strict THEN
             SELECT c.* INTO _outlook FROM claim_within(_clock, now, _worker, _open, _slots, _after, _token, _bytes) AS c;
             _already := _already + _outlook.claimed;
         ELSIF _slots > 0 AND cardinality(_open) > 0 AND (_more OR _ready OR _count > 0) THEN
             -- What has come since the look at the beginning is found by the last one, and claimed next.
-            SELECT b.last_value + b.is_called::integer INTO rewind FROM rewind AS b;
+            IF _floor_lanes IS NOT NULL AND NOT _plain THEN
+                SELECT b.last_value + b.is_called::integer INTO _head.rewind FROM rewind AS b;
+            END IF;
+            rewind := _head.rewind;
             IF _rewind <> rewind THEN
                 _floor_lanes := NULL;
             END IF;
@@ -666,14 +681,30 @@ BEGIN
     IF _watches IS NOT NULL THEN
         seen := seen(now, _watches);
     END IF;
-    IF _head.cancelling OR NOT (_silent OR _brief) THEN
+    IF _head.cancelling OR NOT (_silent OR _plain) OR cardinality(array_remove(particulars, NULL)) > 0 THEN
         SELECT json_agg(json_build_array(l.token, json_build_object('reason', l.cancelling, 'deadline', l.overdue)))::text
         INTO cancelled
         FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL;
     END IF;
-    IF _silent OR _brief THEN
-        -- Nothing has changed that would have to be looked at once more.
+    IF _silent OR _plain THEN
         next_at := least(_head.timer, _head.deadline, _head.slot);
+    ELSE
+        SELECT least(
+            (SELECT l.wake_at FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1),
+            (
+                SELECT l.deadline FROM live AS l WHERE l.deadline IS NOT NULL AND l.cancelling IS NULL
+                ORDER BY l.deadline LIMIT 1
+            ),
+            CASE WHEN _fires IS NULL THEN _head.slot ELSE (
+                SELECT s.next_slot FROM schedule AS s
+                WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
+            ) END
+        )
+        INTO next_at;
+        -- Of what limits and rates say each worker asks for itself: all would wake each other while one holds.
+        _sooner := next_at < coalesce(least(_head.timer, _head.deadline, _head.slot), 9223372036854775807);
+    END IF;
+    IF _silent OR (_plain AND (_slots <= 0 OR NOT _more)) THEN
         more := _more;
         IF _more AND (_head.limited OR (_head.sessions > 0 AND any_ready(_open, ARRAY[-1]))) THEN
             _strict := true;
@@ -681,29 +712,11 @@ BEGIN
             SELECT c.* INTO _outlook FROM claim_within(_clock, now, _worker, _open, 0, _after, _first, _bytes) AS c;
         END IF;
     ELSE
-        SELECT
-            least(
-                (SELECT l.wake_at FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1),
-                (
-                    SELECT l.deadline FROM live AS l WHERE l.deadline IS NOT NULL AND l.cancelling IS NULL
-                    ORDER BY l.deadline LIMIT 1
-                ),
-                CASE WHEN _fires IS NULL THEN _head.slot ELSE (
-                    SELECT s.next_slot FROM schedule AS s
-                    WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
-                ) END
-            ),
-            more OR floored IS TRUE OR (_slots <= 0 AND _floor_lanes IS NOT NULL) OR (NOT _strict AND EXISTS (
-                SELECT 1 FROM unnest(_open) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
-                CROSS JOIN LATERAL (
-                    SELECT 1 FROM live AS l
-                    WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL LIMIT 1
-                ) AS q
-            ))
-        INTO next_at, more;
+        more := more OR floored IS TRUE OR (_slots <= 0 AND _floor_lanes IS NOT NULL);
+        IF NOT (more OR _strict) THEN
+            more := any_ready(_open, _owners);
+        END IF;
     END IF;
-    -- Of what limits and rates say each worker asks for itself: all would wake each other while one holds.
-    _sooner := next_at < coalesce(least(_head.timer, _head.deadline, _head.slot), 9223372036854775807);
     IF _due THEN
         due := due(now, 10, _skips);
     END IF;
@@ -727,7 +740,7 @@ BEGIN
     now := coalesce(_clock, clock_ms());
     -- What somebody else had in hand. Nobody is told of it: all would tell each other, as long as it is there. What
     -- transactions of applications hold may take long, and their commit calls.
-    IF NOT (_silent OR _brief) THEN
+    IF NOT (_silent OR _plain) THEN
         IF EXISTS (SELECT 1 FROM recheck) THEN
             next_at := least(next_at, now + CASE WHEN _held THEN 1000 ELSE 50 END);
         END IF;
