@@ -4,8 +4,9 @@
 
 BEGIN;
 
--- What joins `live` to what is named looks it up by `= ANY` as well: after a VACUUM while somebody's snapshot holds what
--- has gone, the server believes that there are no rows on its many pages, and that to walk them costs nothing.
+-- What is named is looked up in `live` one by one, by a subquery that is kept apart (OFFSET 0, or FOR UPDATE), or by `= ANY`:
+-- after a VACUUM while somebody's snapshot holds what has gone, the server believes that there are no rows on its many pages,
+-- and that to walk them costs nothing. Where the two are joined, `= ANY` compares each with each.
 
 -- Whether a run that is looked up is running. Said in this way, so that live_owned is not taken for it, and walked from
 -- end to end.
@@ -16,7 +17,7 @@ $$ SELECT _state NOT IN ('queued', 'scheduled', 'waiting') $$;
 CREATE FUNCTION refused(_refs bigint[], _tokens bigint[], _settling bigint[]) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     SELECT array_agg(DISTINCT e.token)
     FROM unnest(_refs, _tokens) AS e (ref, token)
-    LEFT JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_refs)
+    LEFT JOIN LATERAL (SELECT * FROM live AS l WHERE l.seq = e.ref OFFSET 0) AS l ON true
     LEFT JOIN ended AS d ON d.seq = e.ref
     WHERE e.token IS NOT NULL
         AND (is_running(l.state) AND l.token = e.token) IS NOT TRUE
@@ -451,7 +452,10 @@ BEGIN
                 _save_refs, _save_tokens, _save_keys, _save_kinds, _save_outcomes, _save_bodies, _save_attempts,
                 _save_digests, _save_ats, _save_begun
             ) WITH ORDINALITY AS e (ref, token, key, kind, outcome, body, attempts, digest, at, begun, place)
-            JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_save_refs) AND l.token = e.token AND is_running(l.state)
+            CROSS JOIN LATERAL (
+                SELECT l.crashes, l.cut_off FROM live AS l
+                WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state) OFFSET 0
+            ) AS l
         ),
         latest AS (
             -- Of several words about one checkpoint the last one.
@@ -499,25 +503,32 @@ BEGIN
     IF _tell_refs IS NOT NULL THEN
         INSERT INTO status AS s (run, body)
         SELECT e.ref, e.status FROM unnest(_tell_refs, _tell_tokens, _tells) AS e (ref, token, status)
-        JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_tell_refs) AND l.token = e.token AND is_running(l.state)
+        CROSS JOIN LATERAL (
+            SELECT 1 FROM live AS l WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state) OFFSET 0
+        ) AS l
         ON CONFLICT (run) DO UPDATE SET body = excluded.body;
         GET DIAGNOSTICS _count = ROW_COUNT;
         _odd := _odd OR _count < cardinality(_tell_refs);
     END IF;
 
     IF _end_refs IS NOT NULL THEN
-        IF cardinality(_end_refs) > 1 THEN
-            -- The highest number first, as whoever cancels locks them.
-            PERFORM FROM live AS l WHERE l.seq = ANY (_end_refs) ORDER BY l.seq DESC FOR UPDATE;
-        END IF;
-        WITH removed AS (
-            DELETE FROM live AS l
-            USING unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
-                AS e (ref, token, state, body, cause, number)
-            WHERE l.seq = e.ref AND l.seq = ANY (_end_refs) AND l.token = e.token AND is_running(l.state)
-            RETURNING
-                l.seq, l.place, l.token, l.started_at, l.deadline, l.lane, l.attempt, l.crashes, l.ties, l.grp, l.session,
-                l.slot, coalesce(e.state, 'succeeded') AS state, e.body, e.cause, e.number
+        WITH named AS MATERIALIZED (
+            -- Looked up one by one, and locked: the highest number first, as whoever cancels locks them.
+            SELECT
+                l.*, e.token, coalesce(e.state, 'succeeded') AS state, e.body, e.cause, e.number
+            FROM (
+                SELECT * FROM unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
+                    AS u (ref, token, state, body, cause, number)
+                ORDER BY u.ref DESC
+            ) AS e
+            CROSS JOIN LATERAL (
+                SELECT
+                    l.seq, l.place, l.started_at, l.deadline, l.lane, l.attempt, l.crashes, l.ties, l.grp, l.session, l.slot
+                FROM live AS l WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state) FOR UPDATE
+            ) AS l
+        ),
+        removed AS (
+            DELETE FROM live AS l WHERE l.seq = ANY (ARRAY(SELECT n.seq FROM named AS n))
         ),
         kept AS (
             INSERT INTO ended (
@@ -525,27 +536,27 @@ BEGIN
                 body
             )
             SELECT
-                r.seq, nextval('finish'), now, r.place, r.token, r.started_at, r.deadline, r.lane, r.attempt, r.crashes,
-                r.ties, r.state, r.cause, r.body
-            FROM (SELECT * FROM removed ORDER BY number) AS r
+                n.seq, nextval('finish'), now, n.place, n.token, n.started_at, n.deadline, n.lane, n.attempt, n.crashes,
+                n.ties, n.state, n.cause, n.body
+            FROM (SELECT * FROM named ORDER BY number) AS n
         ),
         counted AS (
             INSERT INTO tally AS t (lane, shard, succeeded, failed, cancelled)
             SELECT
-                r.lane, (_worker % 16)::smallint, count(*) FILTER (WHERE r.state = 'succeeded'),
-                count(*) FILTER (WHERE r.state = 'failed'), count(*) FILTER (WHERE r.state = 'cancelled')
-            FROM removed AS r GROUP BY r.lane ORDER BY r.lane
+                n.lane, (_worker % 16)::smallint, count(*) FILTER (WHERE n.state = 'succeeded'),
+                count(*) FILTER (WHERE n.state = 'failed'), count(*) FILTER (WHERE n.state = 'cancelled')
+            FROM named AS n GROUP BY n.lane ORDER BY n.lane
             ON CONFLICT (lane, shard) DO UPDATE SET
                 succeeded = t.succeeded + excluded.succeeded, failed = t.failed + excluded.failed,
                 cancelled = t.cancelled + excluded.cancelled
         )
         SELECT
-            count(*) AS runs, coalesce(bit_or(r.ties), 0) AS ties, array_agg(r.seq) AS seqs,
-            array_agg(r.grp) FILTER (WHERE r.slot > 0) AS groups,
-            array_agg(r.session) FILTER (WHERE r.session IS NOT NULL) AS sessions,
-            bool_or(r.deadline IS NOT NULL) AS timed
+            count(*) AS runs, coalesce(bit_or(n.ties), 0) AS ties, array_agg(n.seq) AS seqs,
+            array_agg(n.grp) FILTER (WHERE n.slot > 0) AS groups,
+            array_agg(n.session) FILTER (WHERE n.session IS NOT NULL) AS sessions,
+            bool_or(n.deadline IS NOT NULL) AS timed
         INTO _kept
-        FROM removed AS r;
+        FROM named AS n;
         _odd := _odd OR _kept.runs < cardinality(_end_refs);
         IF _kept.runs > 0 THEN
             IF _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL
