@@ -234,12 +234,13 @@ class PerdureClaimer(Claimer):
         return cls(connections, _Recording(connections, location.schema, None), worker)
 
     async def take(self, most: int) -> list[int]:
-        claims = await self._exchange(most)
+        claims = await self._exchange(most, [])
         self._settles += (Settle(claim.ref, claim.token, To.SUCCEEDED, '{"done": true}') for claim in claims)
         return [int(claim.ref) for claim in claims]
 
     async def done(self) -> None:
-        await self._exchange(0)
+        settles, self._settles = self._settles, []
+        await self._exchange(0, settles)
 
     async def buffers(self, most: int) -> int:
         await self.take(most)
@@ -255,9 +256,8 @@ class PerdureClaimer(Claimer):
     async def close(self) -> None:
         await self._connections.close()
 
-    async def _exchange(self, slots: int) -> list[Claim]:
+    async def _exchange(self, slots: int, settles: list[Settle]) -> list[Claim]:
         self._serial += 1
-        settles, self._settles = self._settles, []
         done = await self._desk.exchange(
             Exchange(worker=self._worker, serial=self._serial, slots=slots, settles=settles)
         )

@@ -65,7 +65,9 @@ async def pass_by(store: Store, ada: Worker) -> None:
         if not claims:
             break
     await store.enqueue([start(f"fresh-{number:03}") for number in range(300)])
-    assert ids(await ada.claim(2)) == ["fresh-000", "fresh-001"]
+    # The first long walk may have been the one that marks what is gone; the second one tells that it can't be.
+    assert ids(await ada.claim(1)) == ["fresh-000"]
+    assert ids(await ada.claim(1)) == ["fresh-001"]
 
 
 def has_floors(store: Store, ada: Worker) -> bool:

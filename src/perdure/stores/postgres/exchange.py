@@ -161,7 +161,9 @@ class Desk:
             floors.places.update(places)
         else:
             now = time.monotonic()
-            until = now + max(_LOOK_AT_ALL, _LOOK_SHARE * (now - begun))
+            # A walk marks the entries that nobody can see any more, and later ones pass these by: only the second long
+            # one in a row tells that they are there to stay.
+            until = now + max(_LOOK_AT_ALL, _LOOK_SHARE * (now - begun)) if floors is not None else 0.0
             self._floors[worker] = Floors(until, row["rewind"], places)
 
     def _claims(self, row: Any) -> list[Claim]:

@@ -77,7 +77,9 @@ CREATE TABLE live (
     due bigint,                           -- of one that waits behind others to begin: not before then, and the time
     timeout bigint,                       -- that it has from when it may; NULL as soon as it is queued or scheduled
     started_at bigint,
-    owner bigint NOT NULL DEFAULT 0,      -- who may claim it: 0 anybody, -1 whoever may own one more session, a worker
+    -- Who may claim it: 0 anybody, -1 whoever may own one more session, a worker. Short, as live_ready has it, and since
+    -- tokens leave fewer bits than these to the ids of workers.
+    owner integer NOT NULL DEFAULT 0,
     lane integer NOT NULL,
     priority integer NOT NULL,
     attempt integer NOT NULL DEFAULT 1,
@@ -105,7 +107,9 @@ CREATE TABLE live (
     autovacuum_analyze_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 1
 );
 -- The ready set: claimable runs, nothing else, in the order in which they are claimed.
-CREATE INDEX live_ready ON live (lane, owner, priority, place) WHERE state = 'queued' AND held IS NULL;
+-- Places ascend, so its pages are filled one after the other.
+CREATE INDEX live_ready ON live (lane, owner, priority, place) WITH (fillfactor = 100)
+WHERE state = 'queued' AND held IS NULL;
 CREATE INDEX live_timer ON live (wake_at) WHERE wake_at IS NOT NULL;
 CREATE INDEX live_deadline ON live (deadline) WHERE deadline IS NOT NULL AND cancelling IS NULL;
 CREATE INDEX live_owned ON live (worker, token, lane) WHERE state = 'running';

@@ -118,16 +118,19 @@ CREATE TYPE claims AS (
     floored boolean                       -- whether what lies before the floors was not looked at
 );
 
--- Whether any run of lanes is ready for one of some owners. Uses live_ready.
-CREATE FUNCTION any_ready(_lanes integer[], _owners bigint[]) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (
+-- Whether any run of lanes is ready for one of some owners. Looks at the last ones first: before the others lie the
+-- entries of runs that were claimed, until a VACUUM removes these. Uses live_ready. In this language plans are kept.
+CREATE FUNCTION any_ready(_lanes integer[], _owners bigint[]) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (
         SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
         CROSS JOIN LATERAL (
             SELECT 1 FROM live AS l
-            WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL LIMIT 1
+            WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
+            ORDER BY l.priority DESC, l.place DESC LIMIT 1
         ) AS q
-    )
-$$;
+    );
+END $$;
 
 -- Gives the first ready runs of lanes to a worker, as long as they fit into the bytes; `_first` is the token of the first
 -- one. Queues take turns, beginning behind `_after`. Walks at most `_slots` entries of live_ready for each lane and locks
@@ -146,8 +149,9 @@ DECLARE
     _places bigint[] := ARRAY[-1];
     _belows bigint[] := ARRAY[2147483648];
     _queues text[] := ARRAY[''];
+    _taken record;
+    _begun bigint;
     _claims claims;
-    _sessions bigint[];
 BEGIN
     -- How many of the first ones lie in each lane: so many are locked there, and no others.
     IF cardinality(_lanes) = 1 AND cardinality(_owners) = 1 AND _floor_lanes IS NULL THEN
@@ -192,59 +196,81 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    WITH taken AS MATERIALIZED (
-        SELECT q.seq, q.priority, q.place, q.started_at, t.queue
+    SELECT
+        array_agg(q.seq) AS refs, array_agg(q.id) AS ids, array_agg(q.lane) AS lanes, array_agg(q.input) AS inputs,
+        array_agg(q.attempt) AS attempts, array_agg(q.created_at) AS created_ats, array_agg(q.particulars) AS particulars,
+        array_agg(_first - 1 + q.number) AS tokens, array_agg(q.bytes) AS sizes, sum(q.bytes) AS bytes,
+        array_agg(q.queue) AS queues, array_agg(q.priority) AS priorities, array_agg(q.place) AS places,
+        array_agg(q.session) FILTER (WHERE q.session IS NOT NULL) AS sessions
+    INTO _taken
+    FROM (
+        SELECT
+            l.*, t.queue, r.id, r.input, r.created_at, row_number() OVER () AS number,
+            octet_length(r.input) + CASE WHEN l.begun THEN weight(l.seq) ELSE 0 END AS bytes
         FROM unnest(_takes, _from, _priorities, _places, _belows, _shares, _queues)
             AS t (lane, owner, priority, place, below, share, queue)
         CROSS JOIN LATERAL (
-            SELECT l.seq, l.priority, l.place, l.started_at FROM live AS l
+            SELECT
+                l.seq, l.lane, l.priority, l.place, l.attempt, l.session, l.started_at IS NOT NULL AS begun,
+                CASE
+                    WHEN is_particular(l) THEN particulars(l)
+                    WHEN l.grp IS NOT NULL OR l.session IS NOT NULL THEN (
+                        SELECT json_build_object(
+                            'group', (SELECT g.key FROM grp AS g WHERE g.id = l.grp),
+                            'session', (SELECT s.key FROM session AS s WHERE s.id = l.session)
+                        )::text
+                    )
+                END AS particulars
+            FROM live AS l
             WHERE l.lane = t.lane AND l.owner = t.owner AND l.state = 'queued' AND l.held IS NULL
                 AND (l.priority, l.place) > (t.priority, t.place) AND l.priority < t.below
             ORDER BY l.priority, l.place LIMIT t.share FOR NO KEY UPDATE SKIP LOCKED
-        ) AS q
-    ),
-    turned AS (
-        SELECT t.*, row_number() OVER (PARTITION BY t.queue ORDER BY t.priority, t.place) AS turn FROM taken AS t
-    ),
-    sized AS MATERIALIZED (
-        SELECT
-            t.seq, r.id, r.input, r.created_at,
-            row_number() OVER turns AS number,
-            sum(octet_length(r.input) + CASE WHEN t.started_at IS NULL THEN 0 ELSE weight(t.seq) END) OVER turns AS bytes
-        FROM turned AS t JOIN run AS r ON r.seq = t.seq
-        WINDOW turns AS (ORDER BY t.turn, t.queue <= _after, t.queue ROWS UNBOUNDED PRECEDING)
-    ),
-    claimed AS (
-        UPDATE live AS l SET
-            state = 'running', worker = _worker, token = _first + s.number - 1,
-            -- By now others may have queued what was not due at the time of this exchange. Read once, when all are locked.
-            started_at = coalesce(l.started_at, _clock, (SELECT clock_ms())),
-            seat = CASE WHEN l.session IS NOT NULL THEN 3 END
-        FROM sized AS s
-        WHERE l.seq = s.seq AND l.seq = ANY (ARRAY(SELECT z.seq FROM taken AS z)) AND (s.number = 1 OR s.bytes <= _bytes)
-        RETURNING
-            l.token, l.seq, l.lane, l.attempt, l.session, s.id, s.input, s.created_at,
-            CASE
-                WHEN is_particular(l) THEN particulars(l)
-                WHEN l.grp IS NOT NULL OR l.session IS NOT NULL THEN (
-                    SELECT json_build_object(
-                        'group', (SELECT g.key FROM grp AS g WHERE g.id = l.grp),
-                        'session', (SELECT s.key FROM session AS s WHERE s.id = l.session)
-                    )::text
-                )
-            END AS particulars
-    )
-    SELECT
-        array_agg(c.token), array_agg(c.seq), array_agg(c.id), array_agg(c.lane), array_agg(c.input),
-        array_agg(c.attempt), array_agg(c.created_at), array_agg(c.particulars),
-        array_agg(c.session) FILTER (WHERE c.session IS NOT NULL)
-    INTO
-        _claims.tokens, _claims.refs, _claims.ids, _claims.lanes, _claims.inputs, _claims.attempts, _claims.created_ats,
-        _claims.particulars, _sessions
-    FROM claimed AS c;
+        ) AS l
+        JOIN run AS r ON r.seq = l.seq
+    ) AS q;
     _claims.floored := _floor_lanes IS NOT NULL;
-    IF _sessions IS NOT NULL THEN
-        PERFORM reseat(_now, _sessions);
+    IF _taken.refs IS NULL THEN
+        RETURN _claims;
+    END IF;
+    IF cardinality(_takes) > 1 THEN
+        -- They are there lane by lane.
+        _taken.tokens := ARRAY(
+            SELECT _first - 1 + row_number() OVER (ORDER BY e.turn, e.queue <= _after, e.queue)
+            FROM (
+                SELECT u.*, row_number() OVER (PARTITION BY u.queue ORDER BY u.priority, u.place) AS turn
+                FROM unnest(_taken.queues, _taken.priorities, _taken.places) WITH ORDINALITY
+                    AS u (queue, priority, place, number)
+            ) AS e
+            ORDER BY e.number
+        );
+    END IF;
+    IF _taken.bytes > _bytes AND cardinality(_taken.refs) > 1 THEN
+        -- No more than fit.
+        SELECT greatest(1, count(*) FILTER (WHERE e.bytes <= _bytes)) INTO _slots
+        FROM (
+            SELECT sum(u.size) OVER (ORDER BY u.token) AS bytes FROM unnest(_taken.sizes, _taken.tokens) AS u (size, token)
+        ) AS e;
+        RETURN claim(
+            _clock, _now, _worker, _lanes, _owners, _slots, _after, _first, _bytes, _floor_lanes, _floor_priorities,
+            _floor_places
+        );
+    END IF;
+    -- By now others may have queued what was not due at the time of this exchange. Read when all are locked.
+    _begun := coalesce(_clock, clock_ms());
+    UPDATE live AS l SET
+        state = 'running', worker = _worker, token = _taken.tokens[array_position(_taken.refs, l.seq)],
+        started_at = coalesce(l.started_at, _begun), seat = CASE WHEN l.session IS NOT NULL THEN 3 END
+    WHERE l.seq = ANY (_taken.refs);
+    _claims.tokens := _taken.tokens;
+    _claims.refs := _taken.refs;
+    _claims.ids := _taken.ids;
+    _claims.lanes := _taken.lanes;
+    _claims.inputs := _taken.inputs;
+    _claims.attempts := _taken.attempts;
+    _claims.created_ats := _taken.created_ats;
+    _claims.particulars := _taken.particulars;
+    IF _taken.sessions IS NOT NULL THEN
+        PERFORM reseat(_now, _taken.sessions);
     END IF;
     RETURN _claims;
 END $$;

@@ -4,8 +4,9 @@
 
 BEGIN;
 
--- What joins `live` to what is named looks it up by `= ANY` as well: after a VACUUM while somebody's snapshot holds what
--- has gone, the server believes that there are no rows on its many pages, and that to walk them costs nothing.
+-- What is named is looked up in `live` one by one, by a subquery that is kept apart (OFFSET 0, or FOR UPDATE), or by `= ANY`:
+-- after a VACUUM while somebody's snapshot holds what has gone, the server believes that there are no rows on its many pages,
+-- and that to walk them costs nothing. Where the two are joined, `= ANY` compares each with each.
 
 -- Whether a run that is looked up is running. Said in this way, so that live_owned is not taken for it, and walked from
 -- end to end.
@@ -16,7 +17,7 @@ $$ SELECT _state NOT IN ('queued', 'scheduled', 'waiting') $$;
 CREATE FUNCTION refused(_refs bigint[], _tokens bigint[], _settling bigint[]) RETURNS bigint[] LANGUAGE sql STABLE AS $$
     SELECT array_agg(DISTINCT e.token)
     FROM unnest(_refs, _tokens) AS e (ref, token)
-    LEFT JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_refs)
+    LEFT JOIN LATERAL (SELECT * FROM live AS l WHERE l.seq = e.ref OFFSET 0) AS l ON true
     LEFT JOIN ended AS d ON d.seq = e.ref
     WHERE e.token IS NOT NULL
         AND (is_running(l.state) AND l.token = e.token) IS NOT TRUE
@@ -291,9 +292,11 @@ CREATE FUNCTION exchange(
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
-    _brief boolean := false;
     _silent boolean := _save_refs IS NULL AND _end_refs IS NULL AND _move_refs IS NULL AND _tell_refs IS NULL
         AND _fires IS NULL AND NOT _repeated;
+    -- Whether it changes nothing but the runs that it names, and what it claims: all else is as the look at the beginning
+    -- found it. What others have changed since they call for.
+    _plain boolean := _move_refs IS NULL AND _fires IS NULL AND _save_starts IS NULL AND NOT _repeated;
     _head record;
     _due boolean := false;
     _owners bigint[] := ARRAY[0];
@@ -307,7 +310,7 @@ DECLARE
     _already integer := 0;
     _strict boolean := false;
     _more boolean := false;
-    _sooner boolean;
+    _sooner boolean := false;
     _count integer;
     _started record;
     _put_back bigint[];
@@ -323,8 +326,9 @@ BEGIN
         PERFORM 1 FROM worker AS w WHERE w.id = _worker FOR NO KEY UPDATE;
     END IF;
     SELECT
-        w.sessions,
+        CASE WHEN w.sessions > 0 AND EXISTS (SELECT 1 FROM session) THEN w.sessions ELSE 0 END AS sessions,
         t.last_value + t.is_called::integer AS topology,
+        b.last_value + b.is_called::integer AS rewind,
         EXISTS (SELECT 1 FROM scope AS s WHERE s.budget) AS limited,
         EXISTS (SELECT 1 FROM scope AS s WHERE s.paused AND s.kind <> 'group') AS paused,
         (SELECT l.wake_at FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1) AS timer,
@@ -342,17 +346,23 @@ BEGIN
             SELECT 1 FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL
         ) AS cancelling,
         _floor_lanes IS NOT NULL OR EXISTS (
-            SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN unnest(ARRAY[0, _worker, -1]) AS o (owner)
+            SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN (VALUES (0), (_worker), (-1)) AS o (owner)
             CROSS JOIN LATERAL (
                 SELECT 1 FROM live AS l
-                WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL LIMIT 1
+                WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
+                ORDER BY l.priority DESC, l.place DESC LIMIT 1
             ) AS q
             WHERE o.owner = 0 OR w.sessions > 0
         ) AS ready,
-        (SELECT bool_or(l.topic = 'ended') FROM listener AS l WHERE l.until > clock_ms()) AS for_ends,
-        (SELECT bool_or(l.topic = 'status') FROM listener AS l WHERE l.until > clock_ms()) AS for_status
+        f.for_ends,
+        f.for_status
     INTO _head
-    FROM worker AS w CROSS JOIN topology AS t WHERE w.id = _worker;
+    FROM worker AS w CROSS JOIN topology AS t CROSS JOIN rewind AS b
+    CROSS JOIN (
+        SELECT bool_or(l.topic = 'ended') AS for_ends, bool_or(l.topic = 'status') AS for_status
+        FROM listener AS l WHERE l.until > clock_ms()
+    ) AS f
+    WHERE w.id = _worker;
     IF NOT FOUND THEN
         gone := true;
         refused := ARRAY(SELECT DISTINCT unnest(
@@ -442,7 +452,10 @@ BEGIN
                 _save_refs, _save_tokens, _save_keys, _save_kinds, _save_outcomes, _save_bodies, _save_attempts,
                 _save_digests, _save_ats, _save_begun
             ) WITH ORDINALITY AS e (ref, token, key, kind, outcome, body, attempts, digest, at, begun, place)
-            JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_save_refs) AND l.token = e.token AND is_running(l.state)
+            CROSS JOIN LATERAL (
+                SELECT l.crashes, l.cut_off FROM live AS l
+                WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state) OFFSET 0
+            ) AS l
         ),
         latest AS (
             -- Of several words about one checkpoint the last one.
@@ -490,25 +503,32 @@ BEGIN
     IF _tell_refs IS NOT NULL THEN
         INSERT INTO status AS s (run, body)
         SELECT e.ref, e.status FROM unnest(_tell_refs, _tell_tokens, _tells) AS e (ref, token, status)
-        JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_tell_refs) AND l.token = e.token AND is_running(l.state)
+        CROSS JOIN LATERAL (
+            SELECT 1 FROM live AS l WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state) OFFSET 0
+        ) AS l
         ON CONFLICT (run) DO UPDATE SET body = excluded.body;
         GET DIAGNOSTICS _count = ROW_COUNT;
         _odd := _odd OR _count < cardinality(_tell_refs);
     END IF;
 
     IF _end_refs IS NOT NULL THEN
-        IF cardinality(_end_refs) > 1 THEN
-            -- The highest number first, as whoever cancels locks them.
-            PERFORM FROM live AS l WHERE l.seq = ANY (_end_refs) ORDER BY l.seq DESC FOR UPDATE;
-        END IF;
-        WITH removed AS (
-            DELETE FROM live AS l
-            USING unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
-                AS e (ref, token, state, body, cause, number)
-            WHERE l.seq = e.ref AND l.seq = ANY (_end_refs) AND l.token = e.token AND is_running(l.state)
-            RETURNING
-                l.seq, l.place, l.token, l.started_at, l.deadline, l.lane, l.attempt, l.crashes, l.ties, l.grp, l.session,
-                l.slot, coalesce(e.state, 'succeeded') AS state, e.body, e.cause, e.number
+        WITH named AS MATERIALIZED (
+            -- Looked up one by one, and locked: the highest number first, as whoever cancels locks them.
+            SELECT
+                l.*, e.token, coalesce(e.state, 'succeeded') AS state, e.body, e.cause, e.number
+            FROM (
+                SELECT * FROM unnest(_end_refs, _end_tokens, _end_states, _end_bodies, _end_causes) WITH ORDINALITY
+                    AS u (ref, token, state, body, cause, number)
+                ORDER BY u.ref DESC
+            ) AS e
+            CROSS JOIN LATERAL (
+                SELECT
+                    l.seq, l.place, l.started_at, l.deadline, l.lane, l.attempt, l.crashes, l.ties, l.grp, l.session, l.slot
+                FROM live AS l WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state) FOR UPDATE
+            ) AS l
+        ),
+        removed AS (
+            DELETE FROM live AS l WHERE l.seq = ANY (ARRAY(SELECT n.seq FROM named AS n))
         ),
         kept AS (
             INSERT INTO ended (
@@ -516,34 +536,37 @@ BEGIN
                 body
             )
             SELECT
-                r.seq, nextval('finish'), now, r.place, r.token, r.started_at, r.deadline, r.lane, r.attempt, r.crashes,
-                r.ties, r.state, r.cause, r.body
-            FROM (SELECT * FROM removed ORDER BY number) AS r
+                n.seq, nextval('finish'), now, n.place, n.token, n.started_at, n.deadline, n.lane, n.attempt, n.crashes,
+                n.ties, n.state, n.cause, n.body
+            FROM (SELECT * FROM named ORDER BY number) AS n
         ),
         counted AS (
             INSERT INTO tally AS t (lane, shard, succeeded, failed, cancelled)
             SELECT
-                r.lane, (_worker % 16)::smallint, count(*) FILTER (WHERE r.state = 'succeeded'),
-                count(*) FILTER (WHERE r.state = 'failed'), count(*) FILTER (WHERE r.state = 'cancelled')
-            FROM removed AS r GROUP BY r.lane ORDER BY r.lane
+                n.lane, (_worker % 16)::smallint, count(*) FILTER (WHERE n.state = 'succeeded'),
+                count(*) FILTER (WHERE n.state = 'failed'), count(*) FILTER (WHERE n.state = 'cancelled')
+            FROM named AS n GROUP BY n.lane ORDER BY n.lane
             ON CONFLICT (lane, shard) DO UPDATE SET
                 succeeded = t.succeeded + excluded.succeeded, failed = t.failed + excluded.failed,
                 cancelled = t.cancelled + excluded.cancelled
         )
         SELECT
-            count(*) AS runs, coalesce(bit_or(r.ties), 0) AS ties, array_agg(r.seq) AS seqs,
-            array_agg(r.grp) FILTER (WHERE r.slot > 0) AS groups,
-            array_agg(r.session) FILTER (WHERE r.session IS NOT NULL) AS sessions
+            count(*) AS runs, coalesce(bit_or(n.ties), 0) AS ties, array_agg(n.seq) AS seqs,
+            array_agg(n.grp) FILTER (WHERE n.slot > 0) AS groups,
+            array_agg(n.session) FILTER (WHERE n.session IS NOT NULL) AS sessions,
+            bool_or(n.deadline IS NOT NULL) AS timed
         INTO _kept
-        FROM removed AS r;
+        FROM named AS n;
         _odd := _odd OR _kept.runs < cardinality(_end_refs);
         IF _kept.runs > 0 THEN
             IF _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL
                 OR EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run')
             THEN
+                _plain := false;
                 _ready := follow(now, _kept.seqs, _kept.ties, _kept.groups, _kept.sessions) OR _ready;
             END IF;
             _ready := _ready OR _head.limited;
+            _plain := _plain AND NOT _kept.timed;
             IF _kept.ties & 1 <> 0 THEN
                 PERFORM tell_work(true);  -- A parent may be running, and watch for this.
             END IF;
@@ -585,11 +608,9 @@ BEGIN
         END IF;
     END IF;
 
-    _brief := NOT _silent AND _end_refs IS NULL AND _move_refs IS NULL AND _fires IS NULL AND _save_starts IS NULL
-        AND NOT _repeated AND coalesce(_head.timer > now, true) AND coalesce(_head.deadline > now, true)
-        AND coalesce(_head.idle > now, true) AND NOT _head.recheck AND NOT (_draining AND _head.sessions > 0)
-        AND NOT _head.limited AND _head.sessions = 0 AND (_slots <= 0 OR NOT _more);
-    IF NOT (_silent OR _brief) THEN
+    _plain := _plain AND NOT _head.limited AND _head.sessions = 0 AND NOT _head.recheck
+        AND coalesce(least(_head.timer, _head.deadline, _head.idle) > now, true);
+    IF NOT (_silent OR _plain) THEN
         IF _draining AND _head.sessions > 0 THEN
             _ready := give_up(now, _worker) OR _ready;
         END IF;
@@ -624,12 +645,17 @@ BEGIN
             _slots := 0;
         END IF;
         _strict := _head.limited OR (_head.sessions > 0 AND any_ready(_open, ARRAY[-1]));
+    END IF;
+    IF NOT _silent THEN
         IF _strict THEN
             SELECT c.* INTO _outlook FROM claim_within(_clock, now, _worker, _open, _slots, _after, _token, _bytes) AS c;
             _already := _already + _outlook.claimed;
         ELSIF _slots > 0 AND cardinality(_open) > 0 AND (_more OR _ready OR _count > 0) THEN
             -- What has come since the look at the beginning is found by the last one, and claimed next.
-            SELECT b.last_value + b.is_called::integer INTO rewind FROM rewind AS b;
+            IF _floor_lanes IS NOT NULL AND NOT _plain THEN
+                SELECT b.last_value + b.is_called::integer INTO _head.rewind FROM rewind AS b;
+            END IF;
+            rewind := _head.rewind;
             IF _rewind <> rewind THEN
                 _floor_lanes := NULL;
             END IF;
@@ -666,14 +692,30 @@ BEGIN
     IF _watches IS NOT NULL THEN
         seen := seen(now, _watches);
     END IF;
-    IF _head.cancelling OR NOT (_silent OR _brief) THEN
+    IF _head.cancelling OR NOT (_silent OR _plain) OR cardinality(array_remove(particulars, NULL)) > 0 THEN
         SELECT json_agg(json_build_array(l.token, json_build_object('reason', l.cancelling, 'deadline', l.overdue)))::text
         INTO cancelled
         FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL;
     END IF;
-    IF _silent OR _brief THEN
-        -- Nothing has changed that would have to be looked at once more.
+    IF _silent OR _plain THEN
         next_at := least(_head.timer, _head.deadline, _head.slot);
+    ELSE
+        SELECT least(
+            (SELECT l.wake_at FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1),
+            (
+                SELECT l.deadline FROM live AS l WHERE l.deadline IS NOT NULL AND l.cancelling IS NULL
+                ORDER BY l.deadline LIMIT 1
+            ),
+            CASE WHEN _fires IS NULL THEN _head.slot ELSE (
+                SELECT s.next_slot FROM schedule AS s
+                WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
+            ) END
+        )
+        INTO next_at;
+        -- Of what limits and rates say each worker asks for itself: all would wake each other while one holds.
+        _sooner := next_at < coalesce(least(_head.timer, _head.deadline, _head.slot), 9223372036854775807);
+    END IF;
+    IF _silent OR (_plain AND (_slots <= 0 OR NOT _more)) THEN
         more := _more;
         IF _more AND (_head.limited OR (_head.sessions > 0 AND any_ready(_open, ARRAY[-1]))) THEN
             _strict := true;
@@ -681,29 +723,11 @@ BEGIN
             SELECT c.* INTO _outlook FROM claim_within(_clock, now, _worker, _open, 0, _after, _first, _bytes) AS c;
         END IF;
     ELSE
-        SELECT
-            least(
-                (SELECT l.wake_at FROM live AS l WHERE l.wake_at IS NOT NULL ORDER BY l.wake_at LIMIT 1),
-                (
-                    SELECT l.deadline FROM live AS l WHERE l.deadline IS NOT NULL AND l.cancelling IS NULL
-                    ORDER BY l.deadline LIMIT 1
-                ),
-                CASE WHEN _fires IS NULL THEN _head.slot ELSE (
-                    SELECT s.next_slot FROM schedule AS s
-                    WHERE s.next_slot > now AND NOT s.paused ORDER BY s.next_slot LIMIT 1
-                ) END
-            ),
-            more OR floored IS TRUE OR (_slots <= 0 AND _floor_lanes IS NOT NULL) OR (NOT _strict AND EXISTS (
-                SELECT 1 FROM unnest(_open) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
-                CROSS JOIN LATERAL (
-                    SELECT 1 FROM live AS l
-                    WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL LIMIT 1
-                ) AS q
-            ))
-        INTO next_at, more;
+        more := more OR floored IS TRUE OR (_slots <= 0 AND _floor_lanes IS NOT NULL);
+        IF NOT (more OR _strict) THEN
+            more := any_ready(_open, _owners);
+        END IF;
     END IF;
-    -- Of what limits and rates say each worker asks for itself: all would wake each other while one holds.
-    _sooner := next_at < coalesce(least(_head.timer, _head.deadline, _head.slot), 9223372036854775807);
     IF _due THEN
         due := due(now, 10, _skips);
     END IF;
@@ -727,7 +751,7 @@ BEGIN
     now := coalesce(_clock, clock_ms());
     -- What somebody else had in hand. Nobody is told of it: all would tell each other, as long as it is there. What
     -- transactions of applications hold may take long, and their commit calls.
-    IF NOT (_silent OR _brief) THEN
+    IF NOT (_silent OR _plain) THEN
         IF EXISTS (SELECT 1 FROM recheck) THEN
             next_at := least(next_at, now + CASE WHEN _held THEN 1000 ELSE 50 END);
         END IF;
