@@ -307,7 +307,7 @@ class App:
         run_id: str,
         workflow: Workflow[..., R] | None,
         *,
-        existed: bool = False,
+        existed: bool | None = False,
         child: Child | None = None,
     ) -> Run[R]:
         """A handle whose result is read as the workflow says."""

@@ -414,7 +414,7 @@ def whether_existed(existed: bool | None, what: str) -> bool:
     """What a start found, where that is known; `NotDurable` where it is not."""
     if existed is None:
         raise NotDurable(
-            f"whether {what} existed is not kept of a start in a workflow under an id that the code gives: start it in a"
-            " step, or give it a unique key instead of an id"
+            f"whether {what} existed is not kept of a start in a workflow under an id that the code gives: start it in"
+            " a step, or give it a unique key instead of an id"
         )
     return existed

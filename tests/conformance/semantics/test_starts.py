@@ -235,6 +235,36 @@ async def test_continue_as_new_survives_a_crash_at_any_point(explore: Explore) -
     (await explore(poller, 0)).check()
 
 
+async def test_a_task_of_a_group_may_continue_the_run_as_new(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(n: int, fails: bool = False) -> int:
+        async def go_on() -> None:
+            flow.continue_as_new(n + 1)
+
+        async def fail() -> None:
+            raise ValueError("other")
+
+        if n == 2:
+            return n
+        async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+            inner.create_task(go_on())
+            outer.create_task(sleep_long())
+            if fails:
+                inner.create_task(fail())
+        return -1
+
+    async def sleep_long() -> None:
+        await sleep(60)
+
+    async with play(app):
+        assert await flow.run(0) == 2
+        with pytest.raises(RunFailed, match="ExceptionGroup") as failed:
+            await flow.run(0, fails=True)
+        assert "ValueError: other" in str(failed.value)
+
+
 async def test_signals_that_wait_are_kept_when_a_run_continues_as_new(play: Play) -> None:
     app = new_app()
 
