@@ -470,6 +470,8 @@ def _check_same(started: Started, name: str) -> None:
 
 
 def _give_ids(starts: Sequence[Start], ids: Iterable[str]) -> None:
+    if not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"start_many takes ids= for its items, one for each, not {ids!r}")
     given = [ids] if isinstance(ids, str) else list(ids)
     if len(given) != len(starts):
         raise InvalidInput(f"start_many has {len(given)} ids for {len(starts)} items; give one for each")

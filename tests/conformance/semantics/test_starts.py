@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import current_run, sleep, step, wait_signal
+from perdure import App, current_run, sleep, step, wait_signal
 from perdure.errors import IdConflict, InvalidInput, NotInWorkflow, RunFailed, UnknownWorkflow
 
 from .conftest import Explore, Play
@@ -391,6 +391,12 @@ def test_starts_that_cannot_be_are_refused() -> None:
         lambda: flow.start_many([1, 2], ids=["a"]),
         lambda: flow.start_many([1, 2], ids="ab"),
         lambda: flow.start_many([1], ids=[""]),
+        lambda: flow.start_many([1], ids=5),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        lambda: App("sqlite://", queues=5),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        lambda: app.worker(queues=5),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        lambda: app.worker(name=5),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        lambda: app.worker(name="\0"),
+        lambda: app.worker(sessions=True),
         lambda: app.run("one").cancel(untyped),
         lambda: app.run("one").cancel("x" * 1001),
     ]
