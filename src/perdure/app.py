@@ -307,7 +307,7 @@ class App:
         run_id: str,
         workflow: Workflow[..., R] | None,
         *,
-        existed: bool = False,
+        existed: bool | None = False,
         child: Child | None = None,
     ) -> Run[R]:
         """A handle whose result is read as the workflow says."""
@@ -507,7 +507,7 @@ class App:
         from perdure.engine.worker import Worker
 
         check_count(concurrency, "a worker's concurrency")
-        if not isinstance(sessions, int) or sessions < 0:
+        if not isinstance(sessions, int) or isinstance(sessions, bool) or sessions < 0:
             raise InvalidInput(f"the sessions of a worker are a whole number, 0 for none, not {sessions!r}")
         lease_ms = millis(lease, "lease")
         if lease_ms < _SHORTEST_LEASE:
@@ -530,7 +530,7 @@ class App:
             retention=self._retention,
             declare=self._declare,
             max_value_bytes=self.max_value_bytes,
-            name=name,
+            name=None if name is None else check_name(name, "a worker"),
         )
 
     async def _declare(self, store: Store) -> None:
@@ -560,4 +560,6 @@ def _queue_names(given: Sequence[str]) -> list[str]:
     """A list of names of queues, checked."""
     if isinstance(given, str):
         raise InvalidInput(f"queues is a list of names: write queues=[{given!r}]")
+    if not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"queues is a list of names, not {given!r}")
     return [check_queue(name) for name in given]

@@ -14,7 +14,7 @@ from perdure.engine.scope import holds_slot, wait_in_step, workflow_scope
 from perdure.engine.waits import size_of
 from perdure.errors import BatchNotFound
 from perdure.model import BatchRecord
-from perdure.run import Run
+from perdure.run import Run, whether_existed
 from perdure.stores.base import Store, Topic
 
 if TYPE_CHECKING:
@@ -50,12 +50,19 @@ class Batch(Generic[R]):
     run of the n-th item (from 0) has the id of the batch with `/n` behind it.
     """
 
-    def __init__(self, client: Client, batch_id: str, run: Callable[[str], Run[R]], *, existed: bool = False) -> None:
+    def __init__(
+        self, client: Client, batch_id: str, run: Callable[[str], Run[R]], *, existed: bool | None = False
+    ) -> None:
         self.id = batch_id
-        self.existed = existed
-        """Whether the start that gave this handle found the batch there already."""
+        self._existed = existed
         self._client = client
         self._run = run
+
+    @property
+    def existed(self) -> bool:
+        """Whether the start that gave this handle found the batch there already. `NotDurable` for one by a workflow's
+        own code under an id that it gives, as with `Run.existed`."""
+        return whether_existed(self._existed, f"batch {self.id}")
 
     def progress(self) -> Call[BatchProgress]:
         """How many of its runs have ended, how, and how many are left."""

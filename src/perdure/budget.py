@@ -29,6 +29,10 @@ class Head(NamedTuple):
     """Of a session that nobody owns yet; None when the run is for the worker, or anybody, in any case."""
 
 
+ASTRAY: Millis = 60_000
+"""How far ahead of the store's clock a rate may have counted before it is seen that the clock was wrong then."""
+
+
 class Meter(Struct):
     """How much of a rate is used: a bucket that holds `burst` runs and runs out by `count` of them in each `period`.
 
@@ -51,10 +55,16 @@ class Meter(Struct):
 
     def begin(self, now: Millis) -> None:
         """Counts a run that begins."""
-        self.debt, self.at, self.spent = self._debt(now) + self.rate.period, max(now, self.at), True
+        at = now if self._astray(now) else max(now, self.at)
+        self.debt, self.at, self.spent = self._debt(now) + self.rate.period, at, True
 
     def _debt(self, now: Millis) -> int:
-        return max(0, self.debt - max(0, now - self.at) * self.rate.count)
+        return 0 if self._astray(now) else max(0, self.debt - max(0, now - self.at) * self.rate.count)
+
+    def _astray(self, now: Millis) -> bool:
+        """Whether the clock was far ahead when it counted last, and is right again: nothing of that is left. One that
+        was put back a little makes the rate a little slower."""
+        return self.at - now > ASTRAY
 
 
 class Budget(Struct):

@@ -16,7 +16,7 @@ from perdure.clock import millis, moment
 from perdure.codec import Decoder, encode
 from perdure.engine.scope import holds_slot, in_key, wait_in_step, workflow_scope
 from perdure.engine.waits import Child, result, result_of, send_cancel, send_signal
-from perdure.errors import ErrorInfo, InvalidInput, RunNotFound, StoreUnavailable
+from perdure.errors import ErrorInfo, InvalidInput, NotDurable, RunNotFound, StoreUnavailable
 from perdure.explain import reason_of
 from perdure.failures import decode_failure
 from perdure.model import Checkpoint, Ended, Outcome, RunRecord, Signal, State
@@ -53,16 +53,24 @@ class Run(Generic[R]):
         decoder: Decoder[R],
         *,
         max_value_bytes: int,
-        existed: bool = False,
+        existed: bool | None = False,
         child: Child | None = None,
     ) -> None:
         self.id = run_id
-        self.existed = existed
-        """Whether the start that gave this handle found the run there already."""
+        self._existed = existed
         self._client = client
         self._decoder = decoder
         self._max_value_bytes = max_value_bytes
         self._child = child
+
+    @property
+    def existed(self) -> bool:
+        """Whether the start that gave this handle found the run there already.
+
+        `NotDurable` for a start by a workflow's own code under an id that it gives: that is not kept for replays. Start
+        it in a step where it matters. For one that has a unique key and no id it is kept.
+        """
+        return whether_existed(self._existed, f"run {self.id}")
 
     def result(self, timeout: timedelta | float | None = None) -> Call[R]:
         """The run's result, once it has ended.
@@ -400,3 +408,13 @@ class Event:
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.key}: {self.outcome}>"
+
+
+def whether_existed(existed: bool | None, what: str) -> bool:
+    """What a start found, where that is known; `NotDurable` where it is not."""
+    if existed is None:
+        raise NotDurable(
+            f"whether {what} existed is not kept of a start in a workflow under an id that the code gives: start it in"
+            " a step, or give it a unique key instead of an id"
+        )
+    return existed

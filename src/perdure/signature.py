@@ -138,7 +138,9 @@ class Signature:
         try:
             given: object = json.decode(text) if text.strip() else None
         except (MsgspecError, UnicodeError) as error:
-            raise self._misfit(f"what was given is not JSON ({error})") from None
+            raise self._misfit(
+                f"what was given is not JSON ({error}); a text needs its quotes: '\"{text[:40]}\"'"
+            ) from None
         misfits: list[InvalidInput] = []
         for args, kwargs in self._readings(given) if text.strip() else [_EMPTY_CALL]:
             try:

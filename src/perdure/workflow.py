@@ -264,7 +264,9 @@ class StartCall(Generic[P, R]):
         ]
 
         async def start_children() -> list[Run[R]]:
-            return await asyncio.gather(*(self._start_child(scope, *child) for child in children))
+            return await asyncio.gather(
+                *(self._start_child(scope, *child, named=ids is not None) for child in children)
+            )
 
         return Call(start_children, what, scope.execution)
 
@@ -300,7 +302,7 @@ class StartCall(Generic[P, R]):
                 batch_id,
                 lambda batch: self._open_batch(batch, starts, callback, parent),
             )
-            return workflow.get_batch(opened)
+            return Batch(workflow.app.client, opened, workflow.get, existed=None if options.id is not None else False)
 
         return Call(open_child_batch, what, scope.execution)
 
@@ -380,9 +382,14 @@ class StartCall(Generic[P, R]):
         """A hash of the arguments, by which a replay that has others is noticed."""
         return self._workflow.definition.signature.digest(args, kwargs, self._workflow.app.max_value_bytes)[1]
 
-    async def _start_child(self, scope: Scope, child: Child, start: Start, *, awaited: bool = False) -> Run[R]:
+    async def _start_child(
+        self, scope: Scope, child: Child, start: Start, *, awaited: bool = False, named: bool = False
+    ) -> Run[R]:
         run_id = await start_child(scope.execution, child, start, awaited=awaited)
-        existed = self._options.id is None and not run_id.startswith(f"{start.parent}/{child.key}.")
+        if named or self._options.id is not None:
+            existed = True if run_id != start.id else None  # the checkpoint says which run it is, and nothing more
+        else:
+            existed = not run_id.startswith(f"{start.parent}/{child.key}.")
         return self._workflow.app.handle(run_id, self._workflow, existed=existed, child=child)
 
     async def _started_one(self, start: Start, within: Within | None = None) -> Run[R]:
@@ -466,6 +473,8 @@ def _check_same(started: Started, name: str) -> None:
 
 
 def _give_ids(starts: Sequence[Start], ids: Iterable[str]) -> None:
+    if not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidInput(f"start_many takes ids= for its items, one for each, not {ids!r}")
     given = [ids] if isinstance(ids, str) else list(ids)
     if len(given) != len(starts):
         raise InvalidInput(f"start_many has {len(given)} ids for {len(starts)} items; give one for each")

@@ -67,6 +67,13 @@ def test_waiting_says_when_no_worker_serves_it(perdure: Run, shop: Path) -> None
         waiting.says("It waits: no live worker serves workflow sell: start one with `perdure worker")
 
 
+def test_a_start_in_a_store_that_is_paused_says_that(perdure: Run, shop: Path) -> None:
+    url = ["--url", "sqlite:///shop.db"]
+    perdure("limits", "pause", *url, "--all")
+    said, why = perdure("start", "shop", "sell", '["fig"]', "--id", "r").stderr, perdure("why", *url, "r").stdout
+    assert "It waits: the whole store is paused" in said and "the whole store is paused" in why
+
+
 def test_it_says_when_nothing_has_the_queue_and_which_one_was_meant(perdure: Run, shop: Path) -> None:
     result = perdure("start", "shop", "sell", '["fig"]', "--queue", "blk")
     assert "No run, worker or schedule has the queue 'blk' yet (did you mean 'bulk'?)." in result.stderr
@@ -113,6 +120,7 @@ def test_waiting_prints_the_result_as_json(perdure: Run, shop: Path) -> None:
             1,
             "error: give delay= or at=, not both",
         ),
+        (["shop", "ship", '"x"', "--label", "a=1", "--label", "a=2"], 2, "the label 'a' is given twice"),
         (["shop", "ship", '"x"', "--queue", "a,b"], 1, "error: a queue's name is a string"),
         (["shpo", "ship", '"x"'], 1, "error: there is no module 'shpo'"),
     ],

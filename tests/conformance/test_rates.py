@@ -358,3 +358,21 @@ async def test_runs_that_were_put_off_begin_as_soon_as_another_rate_lets_them(
     clock.advance(ms=100)
     assert ids(await ada.claim()) == ["g1"]
     assert (await record(store, "g1")).held is None
+
+
+@pytest.mark.parametrize("scope", [EVERYTHING, of_queue(), of_group("g")])
+@pytest.mark.one_partition("a rate that is not a group's")
+async def test_of_a_clock_that_was_a_year_ahead_nothing_is_left(
+    store: Store, ada: Worker, clock: ManualClock, scope: Scope
+) -> None:
+    year = 365 * 86_400_000
+    await store.set_limits(scope, per_second(2), "ada")
+    await store.enqueue([start(group="g", group_limit=50) for _ in range(3)])
+    clock.advance(ms=year)
+    assert len(await ada.claim(1)) == 1
+    clock.advance(ms=-year)
+    assert len(await ada.claim(1)) == 1
+    reply = await ada.exchange(slots=1)
+    assert (reply.claims, reply.next_at) == ([], clock.now() + 500)
+    clock.advance(ms=500)
+    assert len(await ada.claim(1)) == 1

@@ -13,6 +13,7 @@ from faults.flows import journey_result
 from faults.kit import World, until
 from perdure.errors import StoreUnavailable
 from perdure.model import State
+from perdure.stores.base import Store
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +91,31 @@ async def test_after_an_outage_longer_than_the_lease_the_runs_go_on_once_more(wo
         await other.ended()
         again = await world.flows.leaf.start(1)
         assert await again.result(timeout=30) == 2  # by the late worker, under a new incarnation
+
+
+async def test_after_an_outage_that_held_up_all_the_first_one_back_takes_nothing_from_the_others(
+    world: World, switched: Switched
+) -> None:
+    async with world.app.worker(lease=1, grace=5), world.app.worker(lease=1, grace=5):
+        runs = await world.flows.holding.start_many([("gate", False)] * 4)
+        await until(lambda: world.log.count("ran") == 4, "the runs are at work")
+        switched.off()
+        store = switched.store
+        await until(lambda: _are_dead(store), "the leases have ended")
+        await until(lambda: switched.failed["reclaim"] >= 2, "both would have taken back")
+        switched.dead_verbs = {"renew"}
+        switched.again()  # as if all of their renewals came a little later
+        switched.failed.clear()
+        await until(lambda: switched.failed["renew"] >= 8, "they try to renew")
+        switched.dead_verbs = set()
+        world.open_gate("gate")
+        await asyncio.gather(*(run.result(timeout=30) for run in runs))
+    assert {record.attempt for record in await world.records()} == {1}
+    assert set(world.log.times_ran().values()) == {1}
+
+
+async def _are_dead(store: Store) -> bool:
+    return not await store.workers()
 
 
 async def test_replay_waits_for_a_store_that_is_away(world: World, switched: Switched) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import click
 
 from perdure.app import App
-from perdure.call import Call
 from perdure.cli.group import Commands
 from perdure.cli.known import unknown
 from perdure.cli.output import duration, print_json, print_table, timestamp
@@ -82,7 +82,15 @@ def resume(app: App, scope: dict[str, Any], who: str | None) -> None:
 @who_option
 def drain(app: App, scope: dict[str, Any], who: str | None) -> None:
     """Pause a scope and wait until nothing of it runs. Ctrl-C ends the waiting, and the pause stays."""
-    record = _change_scope(app, scope, lambda: app.limits.drain(**scope, who=who))
+
+    async def drained() -> LimitRecord:
+        try:
+            return await app.limits.drain(**scope, who=who)
+        except asyncio.CancelledError:
+            click.echo("It is not waited for any more; the pause stays until `perdure limits resume`.", err=True)
+            raise
+
+    record = _change_scope(app, scope, drained)
     click.echo(f"{_named(record.scope)} is paused (revision {record.revision}), and nothing of it runs.")
 
 
@@ -140,7 +148,7 @@ def apply(app: App, who: str | None) -> None:
 # ---
 
 
-def _change_scope(app: App, scope: dict[str, Any], change: Callable[[], Call[LimitRecord]]) -> LimitRecord:
+def _change_scope(app: App, scope: dict[str, Any], change: Callable[[], Awaitable[LimitRecord]]) -> LimitRecord:
     """Changes a scope. It may be one that is used later on, but its name may be mistyped too."""
 
     async def work(store: Store) -> tuple[LimitRecord, str]:

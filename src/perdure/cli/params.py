@@ -44,8 +44,25 @@ def label(value: str) -> tuple[str, str]:
     return key, text
 
 
+def each_key_once(
+    _: click.Context, __: click.Parameter, labels: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, str], ...]:
+    """Labels, each of which has one value."""
+    keys = [key for key, _ in labels]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise click.BadParameter(f"the label {twice[0]!r} is given twice; it has one value")
+    return labels
+
+
 label_option = click.option(
-    "-l", "--label", "labels", type=label, metavar="KEY=VALUE", multiple=True, help="Only with it; may be repeated."
+    "-l",
+    "--label",
+    "labels",
+    type=label,
+    callback=each_key_once,
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Only with it; may be repeated.",
 )
 json_option = click.option("--json", "as_text", is_flag=True, help="As JSON.")
 

@@ -14,7 +14,7 @@ from perdure.call import Call
 from perdure.cli.group import verbose_option
 from perdure.cli.known import unknown
 from perdure.cli.output import one_line
-from perdure.cli.params import label, length_of_time, moment_in_time
+from perdure.cli.params import each_key_once, label, length_of_time, moment_in_time
 from perdure.cli.target import load_app, on_store
 from perdure.engine.waits import result
 from perdure.explain import unserved
@@ -35,7 +35,9 @@ from perdure.stores.base import Store
 @click.option("--group", metavar="KEY", help="Runs of one group go one after the other.")
 @click.option("--session", metavar="KEY", help="Runs of one session go to the worker that owns it.")
 @click.option("--unique", metavar="KEY", help="One live run per key: a second start finds the first.")
-@click.option("--label", "labels", type=label, metavar="KEY=VALUE", multiple=True, help="May be repeated.")
+@click.option(
+    "--label", "labels", type=label, callback=each_key_once, metavar="KEY=VALUE", multiple=True, help="May be repeated."
+)
 @click.option("--wait", is_flag=True, help="Wait for the result and print it as JSON (and the id on stderr).")
 @verbose_option
 def start(
@@ -92,7 +94,7 @@ async def _started(app: App, start: Call[Run[Any]], wait: bool) -> None:
         click.echo(f"Run {run.id} was there already.", err=True)
     status = await run.status()
     if not status.state.final and (reason := unserved(status.record, await (await app.client.store()).workers())):
-        click.echo(f"It waits: {one_line(reason)}.", err=True)
+        click.echo(f"It waits: {one_line(status.record.held or reason)}.", err=True)
     if not wait:
         return
     try:

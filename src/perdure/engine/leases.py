@@ -15,6 +15,9 @@ from perdure.stores.base import Keeper
 
 logger = logging.getLogger("perdure.worker")
 
+_AGAIN = 0.2
+"""Seconds until the next try after one that failed: well within the time that others, back before, leave it for it."""
+
 _LONGEST_PAUSE = 3600.0
 """Seconds; threads can't wait for as long as a lease can be."""
 
@@ -100,7 +103,7 @@ class LeaseThread:
                 except Exception as error:  # whatever it is: without a lease the worker's runs are taken away
                     known = isinstance(error, PerdureError)
                     logger.warning("the lease could not be renewed (%s); trying again", error, exc_info=not known)
-                    pause = min(self._pause, 0.5)
+                    pause = min(self._pause, _AGAIN)
         finally:
             self._keeper.close()
 

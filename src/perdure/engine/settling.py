@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from perdure.causes import OVERDUE, deadline_exceeded
 from perdure.codec import encode
+from perdure.engine.halt import ContinueAsNew
 from perdure.errors import ArgumentsChanged, DecodingError, DefinitionError, WouldDeadlock
 from perdure.failures import cause_of, encode_failure
 from perdure.model import Json
@@ -28,7 +29,11 @@ def release(execution: Execution) -> Settle:
 
 
 def failed(execution: Execution, error: BaseException) -> Settle:
-    """Its code raised: it fails, or is tried again."""
+    """Its code raised: it fails, or is tried again. It begins anew when a task of a group said so, and nothing else
+    went wrong."""
+    again = _continues(error)
+    if again is not None:
+        return settle(execution, To.CONTINUE, again.body)
     retry, attempt = execution.definition.retry, execution.claim.attempt
     body = encode_failure(error)
     if (
@@ -50,3 +55,11 @@ def cancelled(execution: Execution) -> Settle:
         return settle(execution, To.FAILED, deadline_exceeded(), OVERDUE)
     reason = None if cancelling is None else cancelling.reason
     return settle(execution, To.CANCELLED, encode(reason, "the reason", execution.runtime.max_value_bytes))
+
+
+def _continues(error: object) -> ContinueAsNew | None:
+    """What the tasks of groups raised, if that is `ContinueAsNew` and nothing else."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error if isinstance(error, ContinueAsNew) else None
+    found = [_continues(each) for each in cast("BaseExceptionGroup[BaseException]", error).exceptions]
+    return found[0] if all(found) else None

@@ -155,6 +155,8 @@ class Worker:
         self._lives = 0
         self._stopping = False
         self._patience = _FAREWELL
+        self._held_up = False
+        """Whether the last look for dead workers failed, or their store was away: those who live seem dead then."""
         self._prune_limit = PRUNE_LIMIT
         self._subscription: Subscription | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -332,9 +334,19 @@ class Worker:
         await self._register()
 
     async def _reclaim(self) -> None:
-        """Takes back what dead workers held."""
+        """Takes back what dead workers held.
+
+        Who could not reach the store, or stood still, may be the first one back of many: it renews its own lease, and
+        leaves the others the time until the next look to do the same."""
         await asyncio.sleep(_RECLAIM_PAUSE * random.uniform(0.7, 1.0))
+        lease = self.runtime.lease
+        if lease is not None and (self._held_up or not lease.certain):
+            renewed, _ = await asyncio.wait([lease.renewed()], timeout=_RECLAIM_PAUSE)
+            self._held_up = not renewed
+            return
+        self._held_up = True
         count = await self.runtime.store.reclaim()
+        self._held_up = False
         if count:
             logger.warning("took back %d runs of workers that died", count)
             self.runtime.pump.hint()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import current_run, sleep, step, wait_signal
+from perdure import App, current_run, sleep, step, wait_signal
 from perdure.errors import IdConflict, InvalidInput, NotInWorkflow, RunFailed, UnknownWorkflow
 
 from .conftest import Explore, Play
@@ -235,6 +235,36 @@ async def test_continue_as_new_survives_a_crash_at_any_point(explore: Explore) -
     (await explore(poller, 0)).check()
 
 
+async def test_a_task_of_a_group_may_continue_the_run_as_new(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def flow(n: int, fails: bool = False) -> int:
+        async def go_on() -> None:
+            flow.continue_as_new(n + 1)
+
+        async def fail() -> None:
+            raise ValueError("other")
+
+        if n == 2:
+            return n
+        async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+            inner.create_task(go_on())
+            outer.create_task(sleep_long())
+            if fails:
+                inner.create_task(fail())
+        return -1
+
+    async def sleep_long() -> None:
+        await sleep(60)
+
+    async with play(app):
+        assert await flow.run(0) == 2
+        with pytest.raises(RunFailed, match="ExceptionGroup") as failed:
+            await flow.run(0, fails=True)
+        assert "ValueError: other" in str(failed.value)
+
+
 async def test_signals_that_wait_are_kept_when_a_run_continues_as_new(play: Play) -> None:
     app = new_app()
 
@@ -361,6 +391,12 @@ def test_starts_that_cannot_be_are_refused() -> None:
         lambda: flow.start_many([1, 2], ids=["a"]),
         lambda: flow.start_many([1, 2], ids="ab"),
         lambda: flow.start_many([1], ids=[""]),
+        lambda: flow.start_many([1], ids=5),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        lambda: App("sqlite://", queues=5),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        lambda: app.worker(queues=5),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        lambda: app.worker(name=5),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        lambda: app.worker(name="\0"),
+        lambda: app.worker(sessions=True),
         lambda: app.run("one").cancel(untyped),
         lambda: app.run("one").cancel("x" * 1001),
     ]

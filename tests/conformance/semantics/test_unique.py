@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure import sleep, wait_signal
-from perdure.errors import RunFailed
+from perdure import Batch, Run, sleep, step, wait_signal
+from perdure.errors import NotDurable, RunFailed
 
 from .conftest import Play
 from .kit import new_app, replay
@@ -161,3 +161,42 @@ async def test_an_id_and_a_throttle_hold_as_long_as_the_run_is_kept(play: Play) 
         assert [run.existed for run in again] == [False, False]
         assert again[0].id == first[0].id
         assert [await run.result() for run in again] == [2, 2]
+
+
+async def test_whether_a_run_existed_is_not_kept_of_an_id_that_a_workflow_gives(play: Play) -> None:
+    app = new_app()
+
+    @app.workflow
+    async def leaf(n: int) -> int:
+        return n
+
+    @step
+    async def started(name: str) -> bool:
+        return (await leaf.options(id=name).start(1)).existed
+
+    def told(handle: Run[int] | Batch[int]) -> bool | str:
+        try:
+            return handle.existed
+        except NotDurable as error:
+            return str(error)
+
+    @app.workflow
+    async def flow() -> list[bool | str]:
+        one, many = await leaf.options(id="taken").start(1), await leaf.start_many([1, 1], ids=["taken", "new"])
+        batches = await leaf.options(id="batch").start_batch([1]), await leaf.start_batch([1])
+        keyed = await leaf.options(id="other", unique="k").start(1), await leaf.options(unique="k").start(1)
+        await sleep(1)
+        return [*map(told, (one, *many, *batches, *keyed)), await started("taken"), await started("free")]
+
+    async with play(app) as sandbox:
+        await leaf.options(id="taken").start(1)
+        await leaf.options(id="batch").start_batch([1])
+        await leaf.options(unique="k", delay=60).start(1)
+        run = await flow.start()
+        await sandbox.advance(seconds=2)
+        await replay(sandbox)
+        *unknown, kept, keyed, unnamed, in_step, free = await run.result()
+        assert [str(each).split(" existed is not kept")[0] for each in unknown] == [
+            "whether run taken", "whether run taken", "whether run new", "whether batch batch",
+        ]  # fmt: skip
+        assert (kept, keyed, unnamed, in_step, free) == (False, True, True, True, False)

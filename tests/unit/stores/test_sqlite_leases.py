@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from perdure.stores.base import Registration
-from perdure.stores.sqlite import SqliteStore, parse_url
+from perdure.stores.sqlite import SqliteStore, parse_url, worker
 from perdure.stores.sqlite.executor import Transaction
 
 pytestmark = pytest.mark.anyio
@@ -43,5 +46,27 @@ async def test_a_long_transaction_gives_its_time_back_to_those_who_live(tmp_path
         assert HOUR <= after[alive] - before[alive] < 2 * HOUR
         assert await store.reclaim() == 0
         assert [each.name for each in await store.workers()] == ["alive"]
+    finally:
+        await store.close()
+
+
+async def test_who_waited_for_the_lock_takes_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could renew while somebody held it: those who live do so before the next look."""
+    monkeypatch.setattr(worker, "HELD_UP", 0.05)
+    store = SqliteStore(parse_url(f"sqlite:///{tmp_path}/a.db"))
+    await store.open()
+    try:
+        await store.register(
+            Registration(name="late", host="h", pid=1, queues=["q"], workflows=["w"], concurrency=1, lease=1)
+        )
+        with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as foreign:
+            foreign.execute("BEGIN IMMEDIATE")
+            reclaiming = asyncio.create_task(store.reclaim())
+            await asyncio.sleep(0.1)  # the time that it is held
+            foreign.execute("COMMIT")
+            await reclaiming
+            held = foreign.execute("SELECT count(*) FROM worker").fetchone()
+            await store.reclaim()
+            assert (held, foreign.execute("SELECT count(*) FROM worker").fetchone()) == ((1,), (0,))
     finally:
         await store.close()

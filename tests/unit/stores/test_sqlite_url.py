@@ -89,6 +89,8 @@ def refused(url: str) -> str:
 def test_a_path_that_cannot_be_says_what_to_do(tmp_path: Path) -> None:
     assert "create it" in refused(f"sqlite:///{tmp_path}/missing/a.db")
     assert "is a directory" in refused(f"sqlite:///{tmp_path}")
+    for name in ("x" * 300, "\ud800.db"):
+        assert "give it another path" in refused(f"sqlite:///{tmp_path}/{name}")
     (tmp_path / "text.db").write_text("no database, but a text that is long enough to be taken for one" * 20)
     assert "is not an SQLite database" in refused(f"sqlite:///{tmp_path}/text.db")
 

@@ -44,6 +44,12 @@ def mounted_on_network(path: str) -> str | None:
 
 def check_path(path: str) -> None:
     """Raises `StoreError` for a path that can't become a store, and says what to do."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # too long, not to be looked at, or no name that a file can have
+        raise StoreError(f"the store {path[:200]!a} can't be a file ({error}); give it another path") from error
     file = Path(path)
     parent = file.parent
     if not parent.is_dir():

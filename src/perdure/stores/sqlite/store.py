@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -310,7 +311,9 @@ class SqliteStore:
         return await self._write(lambda tx: perform(tx, exchange))
 
     async def reclaim(self) -> int:
-        return await self._write(workers.reclaim) if await self._read(reads.dead_workers) else 0
+        # Each look takes the lock, for no time: who finds it held knows that the others could not renew.
+        asked = time.monotonic()
+        return await self._write(lambda tx: workers.reclaim(tx, asked))
 
     async def bury(self, name: str) -> int:
         return await self._write(lambda tx: workers.bury(tx, name))

@@ -22,6 +22,9 @@ _OUTCOMES = load("exchange")["outcomes"]
 _LONG = 200
 """Milliseconds from which on a transaction matters to the leases."""
 
+HELD_UP = 0.5
+"""Seconds from which on who waited for the lock may find leases ended that nobody could renew meanwhile."""
+
 _Suspects = msgspec.json.Decoder(list[Suspect])
 _Ids = msgspec.json.Decoder(list[int])
 
@@ -60,8 +63,11 @@ def retire(transaction: Transaction, worker: int) -> None:
         end_held(transaction, stopping)
 
 
-def reclaim(transaction: Transaction) -> int:
-    """Takes back the runs of all incarnations whose lease has ended; returns how many."""
+def reclaim(transaction: Transaction, asked: float) -> int:
+    """Takes back the runs of all incarnations whose lease has ended; returns how many. `asked` is when, by the clock of
+    `time.monotonic`: who waited for long since then leaves those who live the time until the next look to renew."""
+    if transaction.began - asked >= HELD_UP:
+        return 0
     return _take_back(transaction, transaction.row(_SQL["dead"], {"now": transaction.now})[0])
 
 

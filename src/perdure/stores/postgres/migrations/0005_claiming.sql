@@ -351,8 +351,11 @@ BEGIN
             SELECT
                 count(*)::integer AS number, array_agg(s.kind) AS kinds, array_agg(s.name) AS names,
                 array_agg(s.running::bigint) AS most, array_agg(s.rate_count) AS counts,
-                array_agg(s.rate_period) AS periods, array_agg(s.rate_burst) AS bursts, array_agg(s.debt) AS debts,
-                array_agg(s.debt_at) AS debts_at, bool_or(s.running IS NOT NULL AND s.kind <> 'group') AS limited
+                array_agg(s.rate_period) AS periods, array_agg(s.rate_burst) AS bursts,
+                -- Nothing is left of what a clock counted that was far ahead then: see perdure.budget.
+                array_agg(CASE WHEN s.debt_at - _now > 60000 THEN 0 ELSE s.debt END) AS debts,
+                array_agg(CASE WHEN s.debt_at - _now > 60000 THEN _now ELSE s.debt_at END) AS debts_at,
+                bool_or(s.running IS NOT NULL AND s.kind <> 'group') AS limited
             INTO _budgets
             FROM locked AS s;
             _left := _budgets.most;

@@ -14,6 +14,8 @@ local ROUND = 100 -- The most runs that one script puts off for the rates of the
 -- RATES. A bucket that holds `burst` runs and runs out by `count` of them in each `period`. `debt` is what is in it at the
 -- time `at`, in parts of a run, of which `period` are one: so all numbers are whole (see perdure.budget.Meter).
 
+local ASTRAY = 60000 -- See perdure.budget.
+
 local function debt_now(rate)
     return math.max(0, rate.debt - math.max(0, now - rate.at) * rate.count)
 end
@@ -35,6 +37,9 @@ local function read_budget(packed, scope)
     if budget.count then
         local debt = call('HGET', P .. 'debt', scope)
         debt = debt and unpacked(debt) or { 0, 0 }
+        if debt[2] - now > ASTRAY then
+            debt = { 0, now } -- The clock was far ahead then, and is right again.
+        end
         budget.rate = {
             count = budget.count, period = budget.period, burst = budget.burst, debt = debt[1], at = debt[2],
             scope = scope,
