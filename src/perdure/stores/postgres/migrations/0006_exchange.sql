@@ -554,7 +554,7 @@ BEGIN
         FROM removed AS r;
         _odd := _odd OR _kept.runs < cardinality(_end_refs);
         IF _kept.runs > 0 THEN
-            IF _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL
+            IF _kept.ties & 226 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL
                 OR EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run')
             THEN
                 _ready := follow(now, _kept.seqs, _kept.ties, _kept.groups, _kept.sessions) OR _ready;

@@ -219,21 +219,8 @@ JOIN (
 ) AS t ON t.lane = a.id;
 
 -- name: keepers
--- Those for which runs were passed over, and that do not live any more, a bounded number: a batch lives until all of its
--- runs, and its callback, have ended. Skips from one to the next on ended_kept.
-WITH RECURSIVE keepers (name) AS (
-    SELECT min(kept) FROM perdure.ended WHERE kept IS NOT NULL
-    UNION ALL
-    SELECT (SELECT min(d.kept) FROM perdure.ended AS d WHERE d.kept IS NOT NULL AND d.kept > k.name)
-    FROM keepers AS k WHERE k.name IS NOT NULL
-)
-SELECT k.name FROM keepers AS k
-WHERE k.name IS NOT NULL
-    AND CASE
-        WHEN k.name LIKE 'run:%' THEN perdure.keeper_of(substr(k.name, 5), NULL)
-        ELSE perdure.keeper_of(NULL, substr(k.name, 7))
-    END IS NULL
-LIMIT $1;
+-- Those because of which runs were passed over, and that have told that they do not live any more, a bounded number.
+SELECT kept FROM perdure.over LIMIT $1;
 
 -- name: empty
 -- Batches without runs and callback that were opened before a time, a bounded number. Uses batch_empty.
@@ -248,18 +235,18 @@ FROM unnest($1::bigint[]) WITH ORDINALITY AS e (seq, place) ORDER BY e.place;
 
 -- name: first_ended
 -- The first runs of some lanes and states that ended, in the order in which they ended, each with how many of them there
--- are in all: at one moment, so that two that prune at once do not take more than there are to be taken. Walks
--- ended_prunable, the tallies and ended_kept.
+-- are in all, if $4 asks for that: at one moment, so that two that prune at once do not take more than there are to be
+-- taken. Walks ended_prunable; and the tallies and ended_kept.
 SELECT
     d.finish, d.finished_at, d.seq,
-    (
+    CASE WHEN $4 THEN (
         SELECT sum(CASE e.state WHEN 'succeeded' THEN t.succeeded WHEN 'failed' THEN t.failed ELSE t.cancelled END)::bigint
         FROM unnest($1::int[], $2::text[]) AS e (lane, state) JOIN perdure.tally AS t ON t.lane = e.lane
     ) - (
         SELECT count(*)
         FROM unnest($1::int[], $2::text[]) AS e (lane, state)
         JOIN perdure.ended AS k ON k.kept IS NOT NULL AND k.lane = e.lane AND k.state = e.state
-    ) AS runs
+    ) END AS runs
 FROM unnest($1::int[], $2::text[]) AS e (lane, state)
 CROSS JOIN LATERAL (
     SELECT x.finish, x.finished_at, x.seq FROM perdure.ended AS x
