@@ -442,7 +442,7 @@ CREATE FUNCTION prune(
     _clock bigint, _runs bigint[], _finishes bigint[], _keepers text[], _empty text[],
     OUT removed integer, OUT changed boolean
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _passed record;
     _there bigint[];

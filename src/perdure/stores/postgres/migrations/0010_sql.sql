@@ -374,7 +374,7 @@ CREATE FUNCTION start(
     max_crashes integer DEFAULT 5,
     max_bytes integer DEFAULT 1048576,
     known boolean DEFAULT false
-) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_variable
 DECLARE
     _input text;
@@ -527,8 +527,7 @@ END $$;
 
 -- --- what the Python client calls on a connection of the application: JSON in and out, as all drivers have it
 
-CREATE FUNCTION start_within(_said text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+CREATE FUNCTION start_within(_said text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     _all jsonb := _said;
 BEGIN
@@ -619,7 +618,8 @@ EXCEPTION WHEN invalid_parameter_value THEN
     RETURN true;
 END $$;
 
--- A temporary table of the caller's must not be taken for one of ours where our rights hold.
+-- A temporary table of the caller's must not be taken for one of ours where our rights hold. And sessions of applications
+-- keep their plans for long: none may depend on how small tables were, or on what the session has set.
 DO $$
 DECLARE
     _function regprocedure;
@@ -628,7 +628,12 @@ BEGIN
         SELECT p.oid::regprocedure FROM pg_proc AS p
         WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.prosecdef
     LOOP
-        EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', _function, current_schema());
+        EXECUTE format(
+            'ALTER FUNCTION %s SET search_path = %I, pg_temp SET plan_cache_mode = force_generic_plan'
+            ' SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off'
+            ' SET jit = off',
+            _function, current_schema()
+        );
         IF _function <> 'here()'::regprocedure THEN
             EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', _function);
         END IF;
