@@ -180,6 +180,31 @@ async def test_runs_of_a_batch_stay_until_its_callback_has_ended(store: Store, a
     assert await store.prune(EVERYTHING, limit=9) == 3
 
 
+async def test_runs_of_a_batch_whose_callback_was_cancelled_go_when_all_have_ended(store: Store, ada: Worker) -> None:
+    await store.open_batch("b", [start("b0"), start("b1")], start("done"))
+    first, second = await ada.claim()
+    await ada.settle(first, body="1")
+    assert await store.prune(EVERYTHING, limit=9) == 0
+    await store.cancel("done", "not wanted")
+    await store.prune(EVERYTHING, limit=9)
+    assert first.id in await left(store)
+    await ada.settle(second, body="1")
+    while await store.prune(EVERYTHING, limit=9):
+        pass
+    assert await left(store) == []
+
+
+async def test_children_go_when_their_parent_is_cancelled(store: Store, ada: Worker) -> None:
+    await store.enqueue([start("p")])
+    parent = await ada.claim_one()
+    await store.enqueue([start("c", parent="p")])
+    await ada.settle(await ada.claim_one(), body="1")
+    await ada.park(parent, for_signal())
+    assert await store.prune(EVERYTHING, limit=9) == 0
+    await store.cancel("p", "not wanted")
+    assert await store.prune(EVERYTHING, limit=9) == 2
+
+
 async def test_a_run_of_a_batch_and_of_a_parent_stays_for_either(store: Store, ada: Worker) -> None:
     await store.enqueue([start("p")])
     parent = await ada.claim_one()

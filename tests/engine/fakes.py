@@ -21,6 +21,9 @@ def claim(
     signals: Sequence[Arrived] = (),
     more_checkpoints: bool = False,
     more_signals: bool = False,
+    ended: Sequence[Ended] = (),
+    missing: Sequence[str] = (),
+    unread: Sequence[str] = (),
 ) -> Claim:
     return Claim(
         ref=token,
@@ -38,8 +41,9 @@ def claim(
         cancelling=None,
         checkpoints=list(checkpoints),
         signals=list(signals),
-        ended=[],
-        missing=[],
+        ended=list(ended),
+        missing=list(missing),
+        unread=list(unread),
         more_checkpoints=more_checkpoints,
         more_signals=more_signals,
     )
@@ -167,11 +171,19 @@ class ScriptedStore:
 
 
 class PagedStore:
-    """Checkpoints and signals of one run, read in pages; counts the reads."""
+    """Checkpoints and signals of one run, and ends of others, read in pages; counts the reads."""
 
-    def __init__(self, checkpoints: Sequence[Checkpoint] = (), signals: Sequence[Arrived] = ()) -> None:
+    def __init__(
+        self,
+        checkpoints: Sequence[Checkpoint] = (),
+        signals: Sequence[Arrived] = (),
+        ended: Sequence[Ended] = (),
+        runs: Sequence[str] = (),
+    ) -> None:
         self.checkpoints = list(checkpoints)
         self.arrived = list(signals)
+        self.ends = list(ended)
+        self.runs = set(runs)
         self.reads: list[str] = []
         self.errors: list[Exception] = []
 
@@ -186,6 +198,14 @@ class PagedStore:
     async def signals(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> list[Arrived]:
         await self._read(f"signals after {after}")
         return [each for each in self.arrived if each.position > after][:limit]
+
+    async def ended(self, run_ids: Sequence[str]) -> list[Ended]:
+        await self._read(f"ended {run_ids[0]}")
+        return [each for each in self.ends if each.id in run_ids]
+
+    async def missing(self, run_ids: Sequence[str]) -> list[str]:
+        await self._read(f"missing {run_ids[0]}")
+        return [each for each in run_ids if each not in self.runs]
 
     async def _read(self, what: str) -> None:
         self.reads.append(what)

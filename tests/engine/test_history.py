@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from engine.fakes import PagedStore, as_store, claim, kept
-from perdure.engine.history import History, Inbox
+from engine.fakes import PagedStore, as_store, claim, ended, kept
+from perdure.engine.history import Ends, History, Inbox
 from perdure.errors import StoreUnavailable
 from perdure.model import Arrived
 from perdure.stores.exchange import PAGE
@@ -120,3 +120,17 @@ async def test_a_signal_that_a_watch_saw_is_not_taken_again() -> None:
     assert not inbox.accept(first)
     assert inbox.accept(later)
     assert not inbox.accept(later)
+
+
+async def test_ends_that_a_claim_does_not_tell_of_are_read_page_by_page_once() -> None:
+    names = [f"r{number}" for number in range(PAGE + 10)]
+    store = PagedStore(ended=[ended(name) for name in names if name not in ("r3", "r4")], runs=[*names[:4], *names[5:]])
+    store.errors = [StoreUnavailable("away")]
+    ends = Ends(claim(ended=[ended("told")], missing=["gone"], unread=names), as_store(store))
+    assert ends.of("w", "told") == (ended("told"), False)
+    assert ends.of("gone", "nobody") == (None, True)
+    await asyncio.gather(*(ends.read(name) for name in names))
+    assert [ends.of(name, name)[0] for name in names if name not in ("r3", "r4")] == store.ends
+    assert (ends.of("w", "r3"), ends.of("w", "r4")) == ((None, False), (None, True))
+    assert not any(map(ends.unread, names))
+    assert store.reads == ["ended r0", "ended r0", "missing r3", f"ended r{PAGE}"]

@@ -18,7 +18,7 @@ from perdure.engine.definitions import WorkflowDefinition
 from perdure.engine.driving import drive, has_thread
 from perdure.engine.flight import InFlight
 from perdure.engine.halt import ContinueAsNew, Halt
-from perdure.engine.history import History, Inbox
+from perdure.engine.history import Ends, History, Inbox
 from perdure.engine.interrupts import is_ctrl_c
 from perdure.engine.order import Order
 from perdure.engine.parking import Waits
@@ -30,7 +30,7 @@ from perdure.engine.threads import InThread, guarded
 from perdure.engine.turns import NEW, Turns
 from perdure.errors import ArgumentsChanged, DefinitionError
 from perdure.failures import encode_failure
-from perdure.model import Checkpoint, Ended, Json, Kind, Millis, Outcome, Start, Wait
+from perdure.model import Checkpoint, Json, Kind, Millis, Outcome, Start, Wait
 from perdure.stores.exchange import Cancelling, Claim, Existed, Save, Seen, Settle, To, Told
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ class Execution:
         self.ref, self.token = claim.ref, claim.token
         self._claimed_at = runtime.clock.now()
         self.history = History(claim, runtime.store)
-        self.missing = frozenset(claim.missing)
         self.spawned = Spawned(runtime.loop)
         self.cancelling = claim.cancelling
         self.over = False
@@ -107,9 +106,9 @@ class Execution:
         return Inbox(self.claim, self.runtime.store)
 
     @cached_property
-    def ended(self) -> dict[str, Ended]:
-        """Of the runs that it was parked for, those that have ended, by their ids."""
-        return {ended.id: ended for ended in self.claim.ended}
+    def ends(self) -> Ends:
+        """What became of the runs that it was parked for."""
+        return Ends(self.claim, self.runtime.store)
 
     @property
     def waits(self) -> Waits:

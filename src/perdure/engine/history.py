@@ -1,4 +1,5 @@
-"""What a run has behind it: its checkpoints, read in pages, and the signals that wait for it."""
+"""What a run has behind it: its checkpoints, read in pages, the signals that wait for it, and the ends of others that
+it was parked for."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ import asyncio
 import logging
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any, TypeVar
 
 from perdure.backoff import pauses
 from perdure.errors import StoreUnavailable
-from perdure.model import Arrived, Checkpoint
+from perdure.model import Arrived, Checkpoint, Ended
 from perdure.stores.base import Store
 from perdure.stores.exchange import PAGE, Claim
 
@@ -131,3 +133,40 @@ class Inbox:
         for signal in page:
             self._waiting[signal.name].append(signal)
             self._last = signal.position
+
+
+class Ends:
+    """What became of the runs that a run was parked for. A claim tells of a page of them; the others are asked for when
+    the code gets there, a page at a time."""
+
+    def __init__(self, claim: Claim, store: Store) -> None:
+        self._store = store
+        self._ended = {ended.id: ended for ended in claim.ended}
+        self._missing = set(claim.missing)
+        self._gone: set[str] = set()
+        self._unread = dict.fromkeys(claim.unread)
+        self._reading: asyncio.Lock | None = None
+
+    def unread(self, run_id: str) -> bool:
+        """Whether the store has to be asked for that run."""
+        return run_id in self._unread
+
+    def of(self, key: str, run_id: str) -> tuple[Ended | None, bool]:
+        """How a run ended that the wait of a key is for, and whether there is no such run, as far as is known."""
+        return self._ended.get(run_id), key in self._missing or run_id in self._gone
+
+    async def read(self, run_id: str) -> None:
+        """Asks for that run, and for some that others may ask for."""
+        if self._reading is None:
+            self._reading = asyncio.Lock()
+        async with self._reading:  # of many calls side by side one reads the page that has what the others look for
+            if not self.unread(run_id):
+                return
+            page = [run_id, *islice((each for each in self._unread if each != run_id), PAGE - 1)]
+            ended = await through_outages(lambda: self._store.ended(page))
+            self._ended.update((each.id, each) for each in ended)
+            others = [each for each in page if each not in self._ended]
+            if others:
+                self._gone.update(await through_outages(lambda: self._store.missing(others)))
+            for each in page:
+                del self._unread[each]

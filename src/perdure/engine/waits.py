@@ -199,7 +199,11 @@ async def result_of(
     await execution.live()
     began = execution.now() if saved is None else saved.started_at
     at = saved.at if saved is not None else None if timeout is None else began + timeout
-    ended, missing = execution.ended.get(run_id), key in execution.missing
+    if execution.ends.unread(run_id):
+        with execution.in_flight():
+            await execution.ends.read(run_id)
+        await execution.check()
+    ended, missing = execution.ends.of(key, run_id)
     if ended is None and not missing and (saved is None or execution.may_come(at)):
         if saved is None:
             await _check_group_of(execution, run_id)

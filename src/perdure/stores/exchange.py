@@ -22,10 +22,15 @@ CLAIM_LIMIT = 64
 """The most runs that one exchange claims: it bounds how long a store is kept busy by one call."""
 
 CLAIM_BYTES = 2 * 1024 * 1024
-"""The most bytes of inputs and checkpoints that one exchange brings. The first run is brought whatever its size."""
+"""The most bytes of inputs and checkpoints that one exchange brings. The first run is brought whatever its size.
+Signals, and ends of others, come besides: a page for each run."""
 
 PAGE = 256
-"""The most checkpoints, or signals, of one run that a claim brings; the rest is read page by page when needed."""
+"""The most checkpoints, signals, or ends of others, of one run that a claim brings; the rest is read page by page when
+needed."""
+
+PAGE_BYTES = 512 * 1024
+"""The most bytes of such a page. The first one in it is brought whatever its size."""
 
 
 class To(StrEnum):
@@ -176,11 +181,11 @@ class Claim(Struct, gc=False):
     parent: str | None
     cancelling: Cancelling | None
     checkpoints: list[Checkpoint]
-    """The first `PAGE` of them, in order of position."""
+    """The first page of them, in order of position."""
     signals: list[Arrived]
-    """The first `PAGE` of those that wait, in order."""
+    """The first page of those that wait, in order."""
     ended: list[Ended]
-    """Of the runs that it was parked for, those that have ended."""
+    """Of the runs that it was parked for, those that have ended: a page of them, see `unread`."""
     missing: list[str]
     """Of the waits that it was parked for, the keys of those for runs that there are not."""
     more_checkpoints: bool
@@ -189,6 +194,9 @@ class Claim(Struct, gc=False):
     session: str = ""
     version: str = ""
     labels: dict[str, str] = {}
+    unread: list[str] = []
+    """Runs that it was parked for and of which the claim does not tell: they may have ended, or may not be there, and
+    are to be asked for."""
 
 
 class Seen(Struct):
@@ -231,7 +239,8 @@ class Exchanged(Struct):
     next_at: Millis | None
     """When the next timer or deadline is due; None when there is none."""
     more: bool
-    """Whether more runs are ready for this worker (or more timers due) than this exchange could take."""
+    """Whether more runs are ready for this worker (or more timers due) than this exchange could take, or more watches
+    are true than it tells of: `seen` has a page of ends at most."""
     due: list[ScheduleRecord] = []
     """Schedules whose next slot is due, at most a few; the worker answers with fires in its next exchange. They are
     told whatever the free slots; one that can't be read has `broken` set, and the worker names it in `skips` from then

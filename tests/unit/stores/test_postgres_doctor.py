@@ -245,5 +245,21 @@ async def test_indexes_that_are_larger_than_their_entries_need() -> None:
     [finding] = doctor._indexes([row], "perdure")
     assert finding.what == "index live_ready has 200 MiB for 1,000 entries"
     assert finding.advice == 'REINDEX INDEX CONCURRENTLY "perdure"."live_ready"'
+    [unknown] = doctor._indexes([{**row, "entries": -1}], "perdure")
+    assert unknown.severity is Severity.OK, "nobody has counted them"
     [fine] = doctor._indexes([{**row, "entries": 5_000_000}], "perdure")
     assert fine.severity is Severity.OK
+
+
+@pytest.mark.parametrize("rows", [0, -1])
+async def test_a_server_that_does_not_know_how_many_rows_there_are(
+    store: Store, url: str, postgres: Postgres, sound: None, rows: int
+) -> None:
+    """After a VACUUM under somebody's snapshot, or before any ANALYZE."""
+    await store.enqueue([start(f"r{number}") for number in range(20)])
+    postgres.run(
+        f"UPDATE pg_class SET reltuples = {rows}"
+        " WHERE relnamespace = 'perdure'::regnamespace AND relkind IN ('r', 'i')",
+        url=url,
+    )
+    assert [each.what for each in await store.check() if each.severity is not Severity.OK] == []

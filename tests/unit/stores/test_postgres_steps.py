@@ -368,6 +368,22 @@ async def test_an_open_transaction_keeps_the_worker_but_not_its_exchanges(app: A
     assert [each.body for each in await store.history("r")] == ["1"]
 
 
+async def test_a_transaction_that_nobody_goes_on_with_is_ended_by_the_server(app: App, url: str) -> None:
+    claim = await _claimed(app, lease=40_000)
+    joined = joining(await app.client.store())
+    bound = "SELECT setting::int FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'"
+    async with suspending(url) as connection:
+        await joined.within(connection).keep(_save(claim))
+        assert 40_000 < await connection.fetchval(bound) <= 80_000
+        await connection.execute("ROLLBACK")
+        assert await connection.fetchval(bound) == 0, "it is of that transaction alone"
+        await connection.execute("SET idle_in_transaction_session_timeout = '3s'")
+        await connection.execute("BEGIN")
+        await joined.within(connection).keep(_save(claim))
+        assert await connection.fetchval(bound) == 3_000, "the application's own is shorter"
+    assert [each.body for each in await (await app.client.store()).history("r")] == ["1"]
+
+
 async def test_of_two_the_second_waits_and_gives_way(app: App, url: str) -> None:
     claim = await _claimed(app)
     joined = joining(await app.client.store())

@@ -93,6 +93,8 @@ _SAID_FOR_NOW = {
     "26000": "seems to be behind a pooler that mixes up prepared statements: update PgBouncer to 1.21 or newer",
     "40": "rolled the call back, others are at the same rows; try again",
     "53100": "has no room left on its disk: free some",
+    "53200": "is out of memory, or of room for locks: raise max_locks_per_transaction for those that much work of one"
+    " transaction takes, or make that smaller",
     "53300": "has no connection left: raise max_connections, use PgBouncer, or lower ?pool=",
     "53": "is out of resources",
     "55P03": "has a lock that somebody holds for long: find the transaction in pg_stat_activity",

@@ -15,7 +15,6 @@ from perdure.model import Arrived, Checkpoint, Ended, Kind, Millis, Outcome
 from perdure.stores.exchange import (
     CLAIM_BYTES,
     CLAIM_LIMIT,
-    PAGE,
     Cancelling,
     Claim,
     Exchange,
@@ -51,7 +50,10 @@ class Particulars(Struct):
     labels: dict[str, str] | None = None
     checkpoints: list[Checkpoint] | None = None
     signals: list[Arrived] | None = None
+    more_checkpoints: bool | None = None
+    more_signals: bool | None = None
     ended: list[Ended] | None = None
+    unread: list[str] | None = None
     missing: list[str] | None = None
 
 
@@ -177,7 +179,6 @@ class Desk:
         ):  # fmt: skip
             queue, workflow, version = names[lane]
             more = _NOTHING if rest is None else _Particulars.decode(rest)
-            checkpoints, signals = more.checkpoints or [], more.signals or []
             claims.append(
                 Claim(
                     ref=ref,
@@ -193,16 +194,17 @@ class Desk:
                     deadline=more.deadline,
                     parent=more.parent,
                     cancelling=more.cancelling,
-                    checkpoints=checkpoints[:PAGE],
-                    signals=signals[:PAGE],
+                    checkpoints=more.checkpoints or [],
+                    signals=more.signals or [],
                     ended=more.ended or [],
                     missing=more.missing or [],
-                    more_checkpoints=len(checkpoints) > PAGE,
-                    more_signals=len(signals) > PAGE,
+                    more_checkpoints=bool(more.more_checkpoints),
+                    more_signals=bool(more.more_signals),
                     group=more.group or "",
                     session=more.session or "",
                     version=version,
                     labels=more.labels or {},
+                    unread=more.unread or [],
                 )
             )
         claims.sort(key=_token)

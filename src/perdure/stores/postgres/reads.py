@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
 from perdure.model import Arrived, BatchRecord, Checkpoint, Count, Ended, RunQuery, RunRecord, State, WorkerRecord
 from perdure.stores.postgres.lists import numbers
 from perdure.stores.postgres.reasons import reasons
-from perdure.stores.postgres.session import Session
+from perdure.stores.postgres.session import Session, parse
+from perdure.stores.shared.pages import all_ended, all_of
+
+T = TypeVar("T", Checkpoint, Arrived)
 
 _AHEAD = 1000
 
@@ -36,7 +40,12 @@ async def list_runs(db: Session, query: RunQuery) -> list[RunRecord]:
 
 async def ended(db: Session, run_ids: Sequence[str]) -> list[Ended]:
     """The outcomes of those of the runs that have ended."""
-    return await db.decode(_Ended, "ended", list(run_ids))
+
+    async def read(run_ids: Sequence[str]) -> tuple[list[Ended], int]:
+        [(found, looked)] = await db.read("ended", list(run_ids))
+        return parse(_Ended, found), looked
+
+    return await all_ended(read, run_ids)
 
 
 async def missing(db: Session, run_ids: Sequence[str]) -> list[str]:
@@ -46,7 +55,7 @@ async def missing(db: Session, run_ids: Sequence[str]) -> list[str]:
 
 async def history(db: Session, run_id: str, after: int, limit: int) -> list[Checkpoint]:
     """A page of checkpoints, in order of position."""
-    return await db.decode(_Checkpoints, "history", run_id, after, limit)
+    return await _page(db, "history", _Checkpoints, run_id, after, limit)
 
 
 async def find(db: Session, run_id: str, key: str) -> Checkpoint | None:
@@ -56,7 +65,18 @@ async def find(db: Session, run_id: str, key: str) -> Checkpoint | None:
 
 async def signals(db: Session, run_id: str, after: int, limit: int) -> list[Arrived]:
     """A page of the signals that wait at a run."""
-    return await db.decode(_Arrived, "signals", run_id, after, limit)
+    return await _page(db, "signals", _Arrived, run_id, after, limit)
+
+
+async def _page(
+    db: Session, name: str, reads: msgspec.json.Decoder[list[T]], run_id: str, after: int, limit: int
+) -> list[T]:
+    async def read(after: int, limit: int) -> tuple[list[T], bool]:
+        for page, more in await db.read(name, run_id, after, limit):
+            return parse(reads, page), more
+        return [], False
+
+    return await all_of(read, after, limit, part=limit)
 
 
 async def ahead(db: Session, run_id: str) -> int:

@@ -50,7 +50,8 @@ async def _due(db: Session, policies: Sequence[Retention], limit: int) -> Due:
     now = await db.time()
     for policy, held in places.items():
         latest = None if policy.age is None else now - policy.age
-        rows = await db.read("first_ended", [lane for lane, _ in held], [state for _, state in held], limit)
+        counted = policy.count is not None
+        rows = await db.read("first_ended", [lane for lane, _ in held], [state for _, state in held], limit, counted)
         for number, (finish, finished_at, seq, runs) in enumerate(rows):
             surplus = 0 if policy.count is None else runs - policy.count
             if number >= surplus and (latest is None or finished_at > latest):

@@ -55,6 +55,7 @@ class ShownMore(Struct, frozen=True):
     more_checkpoints: bool = False
     more_signals: bool = False
     ended: list[ShownEnd] = []
+    unread: list[str] = []
     missing: list[str] = []
     """Runs that it was parked for and that are not there."""
     labels: dict[str, str] = {}
@@ -107,6 +108,7 @@ def claim_of(claim: ShownClaim, kinds: Sequence[Kind], worker: int, serial: int)
         session=kind.session,
         version=kind.version,
         labels=dict(more.labels),
+        unread=list(more.unread),
     )
 
 

@@ -16,6 +16,7 @@ from perdure.model import Arrived, Ended, Fire, Millis, Overlap, WaitFor
 from perdure.stores.exchange import (
     CLAIM_BYTES,
     PAGE,
+    PAGE_BYTES,
     Cancelling,
     Exchange,
     Exchanged,
@@ -131,14 +132,28 @@ async def _look(db: Session, reply: Exchanged, watches: Sequence[Watch]) -> None
     """Looks at watches for runs that the script did not look at."""
     if not watches:
         return
-    targets = {watch.wait.target: None for watch in watches}
+    targets = [*{watch.wait.target: None for watch in watches}]
     try:
-        ended = {each.id: each for each in await reads.ended(db, [*targets])}
-        gone = {*await reads.missing(db, [target for target in targets if target not in ended])}
+        ended, gone, left = await _first_of(db, targets)
     except StoreUnavailable as error:
         logger.warning("what became of runs that others watch is asked again later (%s)", error)
     else:
-        reply.seen += seen_among(watches, ended, gone, reply.now)
+        unread = {*left}
+        looked_at = [watch for watch in watches if watch.wait.target not in unread]
+        reply.seen += seen_among(looked_at, {each.id: each for each in ended}, gone, reply.now)
+        reply.more |= bool(left)
+
+
+async def _first_of(db: Session, targets: Sequence[str]) -> tuple[list[Ended], set[str], Sequence[str]]:
+    """Of runs a page of those that have ended, and those that are not there; and those that it did not look at."""
+    ended: list[Ended] = []
+    looked = 0
+    while looked < len(targets) and not ended:
+        ended, more = await reads.first_ended(db, targets[looked:])
+        looked += more
+    known = {each.id for each in ended}
+    gone = await reads.missing(db, [target for target in targets[:looked] if target not in known])
+    return ended, {*gone}, targets[looked:]
 
 
 def seen_among(
@@ -161,13 +176,13 @@ async def _tell(db: Session, reply: Exchanged, found: Reply) -> None:
         waits = unseen(shown.more)
         if waits:
             try:
-                ended = await reads.ended(db, [*waits])
-                gone = await reads.missing(db, [*waits.keys() - {each.id for each in ended}])
+                ended, gone, left = await _first_of(db, [*waits])
             except StoreUnavailable as error:
                 # It is parked again, and woken, and claimed with that.
                 logger.warning("what became of runs that run %s waits for is asked again later (%s)", claim.id, error)
             else:
                 claim.ended += ended
+                claim.unread += left
                 claim.missing += [key for target in gone for key in waits[target]]
 
 
@@ -223,6 +238,7 @@ def asked_of(said: Exchange) -> dict[str, Any]:
         "after": said.after,
         "bytes": CLAIM_BYTES,
         "page": PAGE,
+        "page_bytes": PAGE_BYTES,
     }
     if said.repeated:
         asked["repeated"] = True

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from perdure.errors import StoreError
 from perdure.model import Arrived, Checkpoint, Count, Ended, Millis, RunRecord, State, WorkerRecord
+from perdure.stores.exchange import PAGE
 from perdure.stores.redis.reasons import Shown, explained
 from perdure.stores.redis.session import Session
+from perdure.stores.shared.pages import all_ended, all_of
 
 T = TypeVar("T", Checkpoint, Arrived)
 
@@ -55,13 +58,13 @@ async def load_run(db: Session, run_id: str) -> RunRecord | None:
 
 async def ended(db: Session, run_ids: Sequence[str]) -> list[Ended]:
     """The outcomes of those of the runs that have ended."""
-    found: list[Ended] = []
-    looked = 0
-    while looked < len(run_ids):
-        chunk, more = await db.call("ended", run_ids[looked : looked + _CHUNK], reads=_Ends)
-        found += [Ended(each.id, each.state, each.body) for each in chunk]
-        looked += more
-    return found
+    return await all_ended(partial(first_ended, db), run_ids)
+
+
+async def first_ended(db: Session, run_ids: Sequence[str]) -> tuple[list[Ended], int]:
+    """A page of them, and at how many of the runs it has looked."""
+    found, looked = await db.call("ended", run_ids[:PAGE], reads=_Ends)
+    return [Ended(each.id, each.state, each.body) for each in found], looked
 
 
 async def missing(db: Session, run_ids: Sequence[str]) -> list[str]:
@@ -91,15 +94,10 @@ async def signals(db: Session, run_id: str, after: int, limit: int) -> list[Arri
 async def _page(
     db: Session, script: str, reads: msgspec.msgpack.Decoder[tuple[list[T], bool]], run_id: str, after: int, limit: int
 ) -> list[T]:
-    """A page, of which one call brings a part: some, and not too many bytes."""
-    found: list[T] = []
-    more = True
-    while more and len(found) < limit:
-        asked = {"run_id": run_id, "after": after, "limit": min(_PART, limit - len(found))}
-        part, more = await db.call(script, asked, reads=reads)
-        found += part
-        after = part[-1].position if part else after
-    return found
+    async def read(after: int, limit: int) -> tuple[list[T], bool]:
+        return await db.call(script, {"run_id": run_id, "after": after, "limit": limit}, reads=reads)
+
+    return await all_of(read, after, limit, part=_PART)
 
 
 async def ahead(db: Session, run_id: str) -> int:

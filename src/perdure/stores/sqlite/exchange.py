@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Set
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -11,7 +12,19 @@ from msgspec.structs import replace
 
 from perdure.model import Millis, Started
 from perdure.stores.base import Topic
-from perdure.stores.exchange import PAGE, Cancelling, Claim, Exchange, Exchanged, Existed, Save, Seen, Settle
+from perdure.stores.exchange import (
+    PAGE,
+    PAGE_BYTES,
+    Cancelling,
+    Claim,
+    Exchange,
+    Exchanged,
+    Existed,
+    Save,
+    Seen,
+    Settle,
+)
+from perdure.stores.shared.pages import cut_to_page
 from perdure.stores.sqlite.claim import Outlook, claim_for, outlook, sessions_wanted, token_range
 from perdure.stores.sqlite.control import end_held, expire
 from perdure.stores.sqlite.enqueue import enqueue
@@ -27,12 +40,14 @@ DUE_SCHEDULES = 10
 
 _SQL = load("exchange")
 _NONE: frozenset[int] = frozenset()
+_body = attrgetter("body")
 _LOST, _SETTLED, _CANCELLING, _CRASHED, _CHILD, _SESSION = 1, 2, 4, 8, 16, 32
 
 _Named = msgspec.json.Decoder(tuple[list[tuple[int, int]], int | None])
 _Cancelled = msgspec.json.Decoder(list[tuple[int, Cancelling]])
 _Claims = msgspec.json.Decoder(list[Claim])
 _Numbers = msgspec.json.Decoder(list[int])
+_Names = msgspec.json.Decoder(list[str])
 _Ties = msgspec.json.Decoder(list[tuple[int, str, str, str]])
 _Seen = msgspec.json.Decoder(list[Seen])
 
@@ -84,7 +99,10 @@ def idle(transaction: Transaction, exchange: Exchange) -> Exchanged | None:
     left_over = outlook(transaction, exchange.worker) if _strict(transaction, exchange, head) else None
     reply, _ = _reply(transaction, exchange, head)
     _look_out(reply, left_over)
-    return None if reply.more and exchange.slots > 0 else reply
+    if reply.more and exchange.slots > 0:
+        return None
+    _watch(transaction, exchange, head, reply)
+    return reply
 
 
 def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
@@ -120,6 +138,7 @@ def perform(transaction: Transaction, exchange: Exchange) -> Exchanged:
     _look_out(reply, left_over)
     reply.more |= more
     reply.existed = existed
+    _watch(transaction, exchange, head, reply)
     return reply
 
 
@@ -145,8 +164,10 @@ def _brief(exchange: Exchange, head: _Head) -> bool:
 
 
 def _brief_reply(transaction: Transaction, exchange: Exchange, head: _Head) -> Exchanged:
-    refused, seen = sorted(_refused(exchange, head)), _watch(transaction, exchange, head)
-    return Exchanged(transaction.now, [], refused, [], seen, head.next_at, more=head.ready)
+    refused = sorted(_refused(exchange, head))
+    reply = Exchanged(transaction.now, [], refused, [], [], head.next_at, more=head.ready)
+    _watch(transaction, exchange, head, reply)
+    return reply
 
 
 def _head(transaction: Transaction, exchange: Exchange) -> _Head:
@@ -340,6 +361,7 @@ def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[E
             "first": first,
             "last": last,
             "page": PAGE,
+            "page_bytes": PAGE_BYTES,
             "now": now,
             "due": DUE_SCHEDULES,
             "skips": encode(exchange.skips),
@@ -347,23 +369,26 @@ def _reply(transaction: Transaction, exchange: Exchange, head: _Head) -> tuple[E
     )
     return Exchanged(
         now=now,
-        claims=_claims(claims, ties),
+        claims=_claims(transaction, claims, ties),
         refused=refused,
         cancelled=_Cancelled.decode(cancelled),
-        seen=_watch(transaction, exchange, head),
+        seen=[],
         next_at=_first(timer, deadline, slot),
         more=bool(more),
         due=read_schedules(due),
     ), bool(left)
 
 
-def _claims(rows: str, ties: str) -> list[Claim]:
+def _claims(transaction: Transaction, rows: str, ties: str) -> list[Claim]:
     claims = sorted(_Claims.decode(rows), key=lambda claim: claim.token)
     tied = {token: each for token, *each in _Ties.decode(ties)}
     for claim in claims:
-        claim.more_checkpoints = len(claim.checkpoints) > PAGE
-        claim.more_signals = len(claim.signals) > PAGE
-        del claim.checkpoints[PAGE:], claim.signals[PAGE:]
+        claim.more_checkpoints = cut_to_page(claim.checkpoints, _body)
+        claim.more_signals = cut_to_page(claim.signals, _body)
+        if cut_to_page(claim.ended, _body):
+            told = {ended.id for ended in claim.ended}
+            ends = _Names.decode(transaction.row(_SQL["ends"], {"run": claim.ref})[0])
+            claim.unread = [run_id for run_id in ends if run_id not in told]
         if claim.token in tied:
             claim.group, claim.session, claim.version = tied[claim.token]
     return claims
@@ -376,9 +401,10 @@ def _refused(exchange: Exchange, head: _Head) -> Iterable[int]:
     return head.having(_LOST) | (head.having(_SETTLED) - {settle.token for settle in exchange.settles})
 
 
-def _watch(transaction: Transaction, exchange: Exchange, head: _Head) -> list[Seen]:
-    if not exchange.watches:
-        return []
+def _watch(transaction: Transaction, exchange: Exchange, head: _Head, reply: Exchanged) -> None:
+    """Adds to a reply which watches are true, a page of them."""
+    if not exchange.watches or reply.gone:
+        return
     settled = {settle.token for settle in exchange.settles}
     stopped = head.having(_LOST | _SETTLED) | settled
     rows = [
@@ -387,5 +413,12 @@ def _watch(transaction: Transaction, exchange: Exchange, head: _Head) -> list[Se
         if watch.token not in stopped
     ]
     if not rows:
-        return []
-    return _Seen.decode(transaction.row(_SQL["seen"], {"watches": encode(rows), "now": transaction.now})[0])
+        return
+    params = {"watches": encode(rows), "now": transaction.now, "page_bytes": PAGE_BYTES}
+    reply.seen = _Seen.decode(transaction.row(_SQL["seen"], params)[0])
+    reply.more |= cut_to_page(reply.seen, _brought, len(reply.seen))
+
+
+def _brought(seen: Seen) -> str | None:
+    found = seen.ended or seen.signal
+    return None if found is None else found.body

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.model import Arrived, Checkpoint, Count, Ended, RunQuery, RunRecord, State, WorkerRecord
+from perdure.stores.exchange import PAGE
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.lists import numbers
 from perdure.stores.sqlite.reasons import reasons
@@ -38,7 +39,11 @@ def list_runs(transaction: Transaction, query: RunQuery) -> list[RunRecord]:
 
 def ended(transaction: Transaction, run_ids: Sequence[str]) -> list[Ended]:
     """The outcomes of those of the runs that have ended."""
-    return _Ended.decode(transaction.row(_SQL["ended"], {"ids": encode(run_ids)})[0])
+    return [
+        ended
+        for first in range(0, len(run_ids), PAGE)
+        for ended in _Ended.decode(transaction.row(_SQL["ended"], {"ids": encode(run_ids[first : first + PAGE])})[0])
+    ]
 
 
 def missing(transaction: Transaction, run_ids: Sequence[str]) -> list[str]:

@@ -85,7 +85,8 @@ CREATE TABLE live (
     attempt integer NOT NULL DEFAULT 1,
     crashes integer NOT NULL DEFAULT 0,
     max_crashes integer NOT NULL,
-    -- What it has that few have: 1 a parent, 2 a batch, 4 a unique key, 8 labels, 16 signals, 32 a schedule, 64 waits.
+    -- What it has that few have: 1 a parent, 2 a batch, 4 a unique key, 8 labels, 16 signals, 32 a schedule, 64 waits,
+    -- 128 runs that prune passed over because of it.
     ties integer NOT NULL,
     grp bigint,
     session bigint,
@@ -144,6 +145,11 @@ CREATE INDEX ended_prunable ON ended (lane, state, finish) WHERE kept IS NULL;
 CREATE INDEX ended_kept ON ended (kept, lane, state) WHERE kept IS NOT NULL;
 CREATE INDEX ended_failed ON ended (seq) WHERE state = 'failed';
 CREATE INDEX ended_cause ON ended (cause, seq) WHERE cause IS NOT NULL;
+
+-- What lived when runs were passed over because of it (see `kept`), and does not any more.
+CREATE TABLE over (
+    kept text COLLATE "C" PRIMARY KEY
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 
 CREATE TABLE checkpoint (
     run bigint NOT NULL,
@@ -211,6 +217,7 @@ CREATE TABLE batch (
     failed bigint NOT NULL DEFAULT 0,
     cancelled bigint NOT NULL DEFAULT 0,
     items bigint NOT NULL DEFAULT 0,      -- that it was opened with; those whose runs were there are not of it
+    passed boolean NOT NULL DEFAULT false,-- whether prune passed over runs of it
     empty_since bigint,                   -- when it was opened with nothing, so that no run takes it along
     callback text COLLATE "C"
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);

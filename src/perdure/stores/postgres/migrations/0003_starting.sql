@@ -398,14 +398,17 @@ CREATE FUNCTION holder_of(
 ) LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(key_lock(_workflow, _key));
-    SELECT h.seq, r.id, h.started_at IS NOT NULL, true INTO seq, id, begun, holds
-    FROM live AS h JOIN run AS r ON r.seq = h.seq JOIN lane AS l ON l.id = h.lane
-    WHERE h.unique_key = _key AND l.workflow = _workflow AND (h.debounced IS NULL OR h.started_at IS NULL)
+    -- The few of the key first, here and below: a plan from when there were few runs would walk all of them else.
+    SELECT h.seq, (SELECT r.id FROM run AS r WHERE r.seq = h.seq), h.started_at IS NOT NULL, true
+    INTO seq, id, begun, holds
+    FROM (SELECT x.* FROM live AS x WHERE x.unique_key = _key OFFSET 0) AS h JOIN lane AS l ON l.id = h.lane
+    WHERE l.workflow = _workflow AND (h.debounced IS NULL OR h.started_at IS NULL)
     ORDER BY h.seq DESC LIMIT 1;
     IF NOT FOUND AND _since IS NOT NULL THEN
         SELECT r.seq, r.id, true, false INTO seq, id, begun, holds
-        FROM run AS r JOIN lane AS l ON l.id = r.lane
-        WHERE r.unique_key = _key AND r.created_at > _since AND l.workflow = _workflow
+        FROM (SELECT x.* FROM run AS x WHERE x.unique_key = _key AND x.created_at > _since OFFSET 0) AS r
+        JOIN lane AS l ON l.id = r.lane
+        WHERE l.workflow = _workflow
         ORDER BY r.seq DESC LIMIT 1;
     END IF;
 END $$;
@@ -471,7 +474,7 @@ BEGIN
     FROM (
         SELECT DISTINCT key_lock(e ->> 'workflow', e #>> '{unique,key}') AS lock
         FROM jsonb_array_elements(_starts) AS e
-        WHERE e ? 'unique' AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = e ->> 'id')
+        WHERE e ? 'unique' AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = e ->> 'id' OFFSET 0)
         ORDER BY 1
     ) AS k;
     FOR _start, _place IN SELECT e.start, e.place FROM jsonb_array_elements(_starts) WITH ORDINALITY AS e (start, place)

@@ -4,7 +4,7 @@ BEGIN;
 
 -- What the ends of runs bring about: those who are parked for them wake, batches count them, and slots of groups and
 -- seats of sessions go on. `_ties` has the bits of all of them together. Returns whether runs became ready. Locks those
--- that wake, the highest number first, and the batches in their order. Uses wait_run and primary keys.
+-- that wake, the highest number first, and the batches in their order. Uses wait_run, batch_callback and primary keys.
 CREATE FUNCTION follow(
     _now bigint, _runs bigint[], _ties integer, _groups bigint[], _sessions bigint[]
 ) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -43,6 +43,28 @@ BEGIN
         )
         SELECT array_agg(id) INTO _batches FROM changed;
         _woken := _woken + complete_batches(_now, _batches);
+    END IF;
+    -- What prune passed over because of these may go: of a batch whose callback lives, when that ends.
+    IF _batches IS NOT NULL THEN
+        WITH done AS (
+            SELECT b.id, b.callback FROM batch AS b
+            WHERE b.id = ANY (_batches) AND b.passed AND b.succeeded + b.failed + b.cancelled >= b.total
+        ),
+        living AS (
+            UPDATE live AS l SET ties = l.ties | 128
+            FROM done AS n JOIN run AS r ON r.id = n.callback WHERE l.seq = r.seq
+            RETURNING n.id
+        )
+        INSERT INTO over (kept) SELECT 'batch:' || n.id FROM done AS n WHERE n.id NOT IN (SELECT i.id FROM living AS i)
+        ON CONFLICT DO NOTHING;
+    END IF;
+    IF _ties & 128 <> 0 THEN
+        INSERT INTO over (kept)
+        SELECT 'run:' || r.id FROM run AS r WHERE r.seq = ANY (_runs)
+        UNION ALL
+        SELECT 'batch:' || b.id FROM run AS r JOIN batch AS b ON b.callback = r.id
+        WHERE r.seq = ANY (_runs) AND b.passed AND b.succeeded + b.failed + b.cancelled >= b.total
+        ON CONFLICT DO NOTHING;
     END IF;
     IF _ties & 32 <> 0 THEN
         _woken := _woken + next_of_schedules(_now, ARRAY(

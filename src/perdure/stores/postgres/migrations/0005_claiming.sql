@@ -55,14 +55,89 @@ CREATE FUNCTION weight(_run bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
     FROM (SELECT body FROM checkpoint WHERE run = _run ORDER BY position LIMIT 256) AS c
 $$;
 
--- What few runs have, as JSON, of a run that was claimed: NULL where there is nothing. Checkpoints and signals are one
--- more than a page where there are more.
-CREATE FUNCTION particulars(_live live) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT json_build_object(
+-- A page of a run's checkpoints behind a position, as JSON, and whether there are more: at most 512 KiB of them, or one.
+-- Walks checkpoint_position.
+CREATE FUNCTION checkpoints_of(_run bigint, _after bigint, _most bigint, OUT page json, OUT more boolean)
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    SELECT
+        json_agg(json_build_object(
+            'key', c.key, 'kind', c.kind, 'outcome', c.outcome, 'body', c.body, 'attempts', c.attempts,
+            'digest', c.digest, 'at', c.at, 'started_at', c.started_at, 'saved_at', c.saved_at, 'position', c.position
+        ) ORDER BY c.position) FILTER (WHERE c.fits),
+        coalesce(bool_or(NOT c.fits), false)
+    INTO page, more
+    FROM (
+        SELECT
+            k.*,
+            row_number() OVER page = 1
+            OR (row_number() OVER page <= _most AND coalesce(sum(octet_length(k.body)) OVER page, 0) <= 524288) AS fits
+        FROM (
+            SELECT * FROM checkpoint AS x WHERE x.run = _run AND x.position > _after ORDER BY x.position LIMIT _most + 1
+        ) AS k
+        WINDOW page AS (ORDER BY k.position ROWS UNBOUNDED PRECEDING)
+    ) AS c;
+END $$;
+
+-- The same of the signals that wait at it. Walks signal_waiting.
+CREATE FUNCTION signals_of(_run bigint, _after bigint, _most bigint, OUT page json, OUT more boolean)
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    SELECT
+        json_agg(json_build_object('position', c.position, 'name', c.name, 'body', c.body) ORDER BY c.position)
+            FILTER (WHERE c.fits),
+        coalesce(bool_or(NOT c.fits), false)
+    INTO page, more
+    FROM (
+        SELECT
+            m.*,
+            row_number() OVER page = 1
+            OR (row_number() OVER page <= _most AND sum(octet_length(m.body)) OVER page <= 524288) AS fits
+        FROM (
+            SELECT * FROM signal AS x
+            WHERE x.run = _run AND x.body IS NOT NULL AND x.position > _after ORDER BY x.position LIMIT _most + 1
+        ) AS m
+        WINDOW page AS (ORDER BY m.position ROWS UNBOUNDED PRECEDING)
+    ) AS c;
+END $$;
+
+-- What few runs have, as JSON, of a run that was claimed: NULL where there is nothing.
+CREATE FUNCTION particulars(_live live) RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    _checkpoints json;
+    _more_checkpoints boolean;
+    _signals json;
+    _more_signals boolean;
+    _ended json;
+    _unread json;
+    _missing json;
+BEGIN
+    SELECT c.page, c.more INTO _checkpoints, _more_checkpoints FROM checkpoints_of(_live.seq, 0, 256) AS c;
+    IF _live.ties & 16 <> 0 THEN
+        SELECT s.page, s.more INTO _signals, _more_signals FROM signals_of(_live.seq, 0, 256) AS s;
+    END IF;
+    IF _live.ties & 64 <> 0 THEN
+        SELECT
+            json_agg(json_build_object('id', e.target, 'state', e.state, 'body', e.body)) FILTER (WHERE e.fits),
+            json_agg(e.target) FILTER (WHERE NOT e.fits)
+        INTO _ended, _unread
+        FROM (
+            SELECT
+                w.target, d.state, d.body,
+                row_number() OVER page = 1
+                OR (row_number() OVER page <= 256 AND coalesce(sum(octet_length(d.body)) OVER page, 0) <= 524288) AS fits
+            FROM wait AS w JOIN run AS t ON t.id = w.target JOIN ended AS d ON d.seq = t.seq
+            WHERE w.run = _live.seq AND w.what = 'run'
+            WINDOW page AS (ORDER BY w.key ROWS UNBOUNDED PRECEDING)
+        ) AS e;
+        SELECT json_agg(w.key) INTO _missing FROM wait AS w
+        WHERE w.run = _live.seq AND w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target);
+    END IF;
+    RETURN json_build_object(
         'crashes', _live.crashes,
         'cut_off', _live.cut_off,
         'deadline', _live.deadline,
-        'parent', r.parent,
+        'parent', (SELECT r.parent FROM run AS r WHERE r.seq = _live.seq),
         'cancelling', CASE
             WHEN _live.cancelling IS NOT NULL
             THEN json_build_object('reason', _live.cancelling, 'deadline', _live.overdue)
@@ -70,40 +145,17 @@ CREATE FUNCTION particulars(_live live) RETURNS text LANGUAGE sql STABLE AS $$
         'group', (SELECT g.key FROM grp AS g WHERE g.id = _live.grp),
         'session', (SELECT s.key FROM session AS s WHERE s.id = _live.session),
         'labels', CASE
-            WHEN _live.ties & 8 <> 0 THEN (SELECT json_object_agg(b.key, b.value) FROM label AS b WHERE b.run = r.seq)
+            WHEN _live.ties & 8 <> 0 THEN (SELECT json_object_agg(b.key, b.value) FROM label AS b WHERE b.run = _live.seq)
         END,
-        'checkpoints', (
-            SELECT json_agg(json_build_object(
-                'key', c.key, 'kind', c.kind, 'outcome', c.outcome, 'body', c.body, 'attempts', c.attempts,
-                'digest', c.digest, 'at', c.at, 'started_at', c.started_at, 'saved_at', c.saved_at, 'position', c.position
-            ))
-            FROM (SELECT * FROM checkpoint AS k WHERE k.run = r.seq ORDER BY k.position LIMIT 257) AS c
-        ),
-        'signals', CASE
-            WHEN _live.ties & 16 <> 0 THEN (
-                SELECT json_agg(json_build_object('position', m.position, 'name', m.name, 'body', m.body))
-                FROM (
-                    SELECT * FROM signal AS s
-                    WHERE s.run = r.seq AND s.body IS NOT NULL ORDER BY s.position LIMIT 257
-                ) AS m
-            )
-        END,
-        'ended', CASE
-            WHEN _live.ties & 64 <> 0 THEN (
-                SELECT json_agg(json_build_object('id', t.id, 'state', d.state, 'body', d.body))
-                FROM wait AS w JOIN run AS t ON t.id = w.target JOIN ended AS d ON d.seq = t.seq
-                WHERE w.run = r.seq AND w.what = 'run'
-            )
-        END,
-        'missing', CASE
-            WHEN _live.ties & 64 <> 0 THEN (
-                SELECT json_agg(w.key) FROM wait AS w
-                WHERE w.run = r.seq AND w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target)
-            )
-        END
-    )::text
-    FROM run AS r WHERE r.seq = _live.seq
-$$;
+        'checkpoints', _checkpoints,
+        'more_checkpoints', _more_checkpoints,
+        'signals', _signals,
+        'more_signals', _more_signals,
+        'ended', _ended,
+        'unread', _unread,
+        'missing', _missing
+    )::text;
+END $$;
 
 -- Whether a run that was claimed has any of that, besides a group and a session.
 CREATE FUNCTION is_particular(_live live) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$

@@ -152,29 +152,44 @@ CREATE FUNCTION clear_errors(_runs bigint[]) RETURNS void LANGUAGE sql AS $$
         AND NOT EXISTS (SELECT 1 FROM checkpoint AS c WHERE c.run = s.run AND c.key = s.taken_by)
 $$;
 
--- Whether watched waits are true: the first signal of a name, the run that ended, the time that has come.
-CREATE FUNCTION seen(_now bigint, _watches jsonb) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT json_agg(json_build_object(
-        'ref', w.ref, 'token', w.token, 'key', w.key,
-        'signal', CASE
-            WHEN s.position IS NOT NULL THEN json_build_object('position', s.position, 'name', s.name, 'body', s.body)
-        END,
-        'ended', CASE WHEN d.seq IS NOT NULL THEN json_build_object('id', w.target, 'state', d.state, 'body', d.body) END,
-        'missing', w.what = 'run' AND t.seq IS NULL
-    ))::text
-    FROM jsonb_to_recordset(_watches) AS w (ref bigint, token bigint, key text, what text, target text, at bigint)
-    -- Looked up for each one, whatever the server knows of the table.
-    CROSS JOIN LATERAL (
-        SELECT 1 FROM live AS l WHERE l.seq = w.ref AND l.token = w.token AND is_running(l.state) OFFSET 0
-    ) AS l
-    LEFT JOIN LATERAL (
-        SELECT m.position, m.name, m.body FROM signal AS m
-        WHERE w.what = 'signal' AND m.run = w.ref AND m.name = w.target AND m.body IS NOT NULL
-        ORDER BY m.position LIMIT 1
-    ) AS s ON true
-    LEFT JOIN run AS t ON w.what = 'run' AND t.id = w.target
-    LEFT JOIN ended AS d ON d.seq = t.seq
-    WHERE s.position IS NOT NULL OR d.seq IS NOT NULL OR (w.what = 'run' AND t.seq IS NULL) OR w.at <= _now
+-- Whether watched waits are true: the first signal of a name, the run that ended, the time that has come; and whether more
+-- are than go into a page of 512 KiB.
+CREATE FUNCTION seen(_now bigint, _watches jsonb, OUT page text, OUT more boolean) LANGUAGE sql STABLE AS $$
+    SELECT
+        json_agg(json_build_object(
+            'ref', f.ref, 'token', f.token, 'key', f.key,
+            'signal', CASE
+                WHEN f.position IS NOT NULL
+                THEN json_build_object('position', f.position, 'name', f.target, 'body', f.body)
+            END,
+            'ended', CASE
+                WHEN f.ended IS NOT NULL THEN json_build_object('id', f.target, 'state', f.state, 'body', f.body)
+            END,
+            'missing', f.missing
+        )) FILTER (WHERE f.fits)::text,
+        coalesce(bool_or(NOT f.fits), false)
+    FROM (
+        SELECT
+            w.ref, w.token, w.key, w.target, s.position, d.seq AS ended, d.state, coalesce(s.body, d.body) AS body,
+            w.what = 'run' AND t.seq IS NULL AS missing,
+            row_number() OVER page = 1 OR coalesce(sum(octet_length(coalesce(s.body, d.body))) OVER page, 0) <= 524288 AS fits
+        FROM ROWS FROM (
+            jsonb_to_recordset(_watches) AS (ref bigint, token bigint, key text, what text, target text, at bigint)
+        ) WITH ORDINALITY AS w (ref, token, key, what, target, at, place)
+        -- Looked up for each one, whatever the server knows of the table.
+        CROSS JOIN LATERAL (
+            SELECT 1 FROM live AS l WHERE l.seq = w.ref AND l.token = w.token AND is_running(l.state) OFFSET 0
+        ) AS l
+        LEFT JOIN LATERAL (
+            SELECT m.position, m.body FROM signal AS m
+            WHERE w.what = 'signal' AND m.run = w.ref AND m.name = w.target AND m.body IS NOT NULL
+            ORDER BY m.position LIMIT 1
+        ) AS s ON true
+        LEFT JOIN run AS t ON w.what = 'run' AND t.id = w.target
+        LEFT JOIN ended AS d ON d.seq = t.seq
+        WHERE s.position IS NOT NULL OR d.seq IS NOT NULL OR (w.what = 'run' AND t.seq IS NULL) OR w.at <= _now
+        WINDOW page AS (ORDER BY w.place ROWS UNBOUNDED PRECEDING)
+    ) AS f
 $$;
 
 -- Lanes with what they are called, as JSON.
@@ -318,6 +333,7 @@ DECLARE
     _walked bigint;
     _left record;
     _held boolean := false;
+    _more_seen boolean := false;
 BEGIN
     now := coalesce(_clock, clock_ms());
     gone := false;
@@ -559,7 +575,7 @@ BEGIN
         FROM named AS n;
         _odd := _odd OR _kept.runs < cardinality(_end_refs);
         IF _kept.runs > 0 THEN
-            IF _kept.ties & 98 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL
+            IF _kept.ties & 226 <> 0 OR _kept.groups IS NOT NULL OR _kept.sessions IS NOT NULL
                 OR EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run')
             THEN
                 _plain := false;
@@ -690,7 +706,7 @@ BEGIN
     END IF;
 
     IF _watches IS NOT NULL THEN
-        seen := seen(now, _watches);
+        SELECT s.page, s.more INTO seen, _more_seen FROM seen(now, _watches) AS s;
     END IF;
     IF _head.cancelling OR NOT (_silent OR _plain) OR cardinality(array_remove(particulars, NULL)) > 0 THEN
         SELECT json_agg(json_build_array(l.token, json_build_object('reason', l.cancelling, 'deadline', l.overdue)))::text
@@ -735,6 +751,7 @@ BEGIN
         more := more OR _outlook.more;
         next_at := least(next_at, _outlook.opens_at);
     END IF;
+    more := more OR _more_seen;
     IF _head.for_status AND (
         _ready OR tokens IS NOT NULL OR _end_refs IS NOT NULL OR _move_refs IS NOT NULL OR _tell_refs IS NOT NULL
     ) THEN

@@ -379,39 +379,81 @@ BEGIN
     END IF;
 END $$;
 
--- What keeps a run that ended: its parent, while that lives, or its batch, until all of its runs and its callback have
--- ended.
-CREATE FUNCTION keeper_of(_parent text, _batch text) RETURNS text LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-    SELECT CASE
-        WHEN _parent IS NOT NULL AND EXISTS (
-            SELECT 1 FROM run AS p JOIN live AS l ON l.seq = p.seq WHERE p.id = _parent
-        ) THEN 'run:' || _parent
-        WHEN _batch IS NOT NULL AND EXISTS (
-            SELECT 1 FROM batch AS b
-            WHERE b.id = _batch
-                AND (
-                    b.succeeded + b.failed + b.cancelled < b.total
-                    OR EXISTS (SELECT 1 FROM run AS c JOIN live AS l ON l.seq = c.seq WHERE c.id = b.callback)
-                )
-        ) THEN 'batch:' || _batch
-    END
-$$;
+-- Of runs that have ended, passes over those that something keeps: a parent that lives, or a batch of which some run, or
+-- the callback, has not ended. Says so at what keeps them, so that it tells when that is over (see follow), and locks it:
+-- else it might have come to an end meanwhile. What somebody has in hand is left for the next time. Returns how many were
+-- passed over, and those that may go. Uses primary keys, ids, and batch_callback.
+CREATE FUNCTION pass_over(_runs bigint[], OUT passed integer, OUT free bigint[]) LANGUAGE plpgsql AS $$
+DECLARE
+    _living text[];
+    _open text[];
+    _locked text[];
+BEGIN
+    WITH locked AS MATERIALIZED (
+        SELECT l.seq
+        FROM (
+            SELECT p.seq FROM run AS r JOIN run AS p ON p.id = r.parent WHERE r.seq = ANY (_runs)
+            UNION
+            SELECT c.seq FROM run AS r JOIN batch AS b ON b.id = r.batch JOIN run AS c ON c.id = b.callback
+            WHERE r.seq = ANY (_runs)
+            ORDER BY seq DESC
+        ) AS e
+        CROSS JOIN LATERAL (
+            SELECT x.seq FROM live AS x WHERE x.seq = e.seq LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+        ) AS l
+    ),
+    marked AS (
+        UPDATE live AS l SET ties = l.ties | 128
+        FROM locked AS k
+        WHERE l.seq = k.seq AND l.seq = ANY (ARRAY(SELECT m.seq FROM locked AS m)) AND l.ties & 128 = 0
+    )
+    SELECT array_agg(r.id) INTO _living FROM locked AS k JOIN run AS r ON r.seq = k.seq;
+    WITH locked AS MATERIALIZED (
+        SELECT
+            b.id, coalesce(b.succeeded + b.failed + b.cancelled < b.total OR b.callback = ANY (_living), false) AS open
+        FROM batch AS b
+        WHERE b.id = ANY (ARRAY(SELECT r.batch FROM run AS r WHERE r.seq = ANY (_runs)))
+        ORDER BY b.id FOR NO KEY UPDATE SKIP LOCKED
+    ),
+    marked AS (
+        UPDATE batch AS b SET passed = true FROM locked AS k WHERE b.id = k.id AND k.open AND NOT b.passed
+    )
+    SELECT array_agg(k.id), array_agg(k.id) FILTER (WHERE k.open) INTO _locked, _open FROM locked AS k;
+    UPDATE ended AS d SET kept = CASE WHEN r.parent = ANY (_living) THEN 'run:' || r.parent ELSE 'batch:' || r.batch END
+    FROM run AS r
+    WHERE d.seq = ANY (_runs) AND r.seq = d.seq AND d.kept IS NULL AND (r.parent = ANY (_living) OR r.batch = ANY (_open));
+    GET DIAGNOSTICS passed = ROW_COUNT;
+    free := ARRAY(
+        SELECT r.seq FROM run AS r JOIN ended AS d ON d.seq = r.seq
+        WHERE r.seq = ANY (_runs) AND d.kept IS NULL
+            AND NOT EXISTS (SELECT 1 FROM run AS p JOIN live AS l ON l.seq = p.seq WHERE p.id = r.parent)
+            AND (
+                r.batch IS NULL OR r.batch = ANY (_locked) OR NOT EXISTS (SELECT 1 FROM batch AS b WHERE b.id = r.batch)
+            )
+            AND NOT EXISTS (
+                SELECT 1 FROM batch AS b JOIN run AS c ON c.id = b.callback JOIN live AS l ON l.seq = c.seq
+                WHERE b.id = r.batch
+            )
+    );
+END $$;
 
 -- Removes runs that ended, as they were told (by number and place in the order of finishing), but for those that something
 -- keeps: these are passed over until it has ended. `_keepers` have ended, `_empty` are batches that have nothing. Returns
--- how many runs were removed, and whether anything changed.
+-- how many runs were removed, and whether anything changed. Uses ended_kept.
 CREATE FUNCTION prune(
     _clock bigint, _runs bigint[], _finishes bigint[], _keepers text[], _empty text[],
     OUT removed integer, OUT changed boolean
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
+    _passed record;
     _there bigint[];
-    _over integer;
     _back integer := 0;
     _emptied integer := 0;
 BEGIN
     IF cardinality(_keepers) > 0 THEN
+        -- First: what is told once more from now on is for the next one.
+        DELETE FROM over AS o WHERE o.kept = ANY (_keepers);
         UPDATE ended AS d SET kept = NULL WHERE d.kept = ANY (_keepers);
         GET DIAGNOSTICS _back = ROW_COUNT;
     END IF;
@@ -419,11 +461,7 @@ BEGIN
         DELETE FROM batch AS b WHERE b.id = ANY (_empty) AND b.empty_since IS NOT NULL AND b.total = 0;
         GET DIAGNOSTICS _emptied = ROW_COUNT;
     END IF;
-    UPDATE ended AS d SET kept = keeper_of(r.parent, r.batch)
-    FROM run AS r
-    WHERE d.seq = ANY (_runs) AND r.seq = d.seq AND (r.parent IS NOT NULL OR r.batch IS NOT NULL) AND d.kept IS NULL
-        AND keeper_of(r.parent, r.batch) IS NOT NULL;
-    GET DIAGNOSTICS _over = ROW_COUNT;
+    SELECT p.* INTO _passed FROM pass_over(_runs) AS p;
     _there := ARRAY(
         SELECT d.seq
         FROM (SELECT u.seq, u.finish FROM unnest(_runs, _finishes) AS u (seq, finish) ORDER BY u.seq) AS e
@@ -431,9 +469,10 @@ BEGIN
             SELECT x.seq FROM ended AS x
             WHERE x.seq = e.seq AND x.finish = e.finish AND x.kept IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
         ) AS d
+        WHERE e.seq = ANY (_passed.free)
     );
     removed := erase(coalesce(_clock, clock_ms()), _there);
-    changed := removed + _over + _back + _emptied > 0;
+    changed := removed + _passed.passed + _back + _emptied > 0;
 END $$;
 
 INSERT INTO migration (version, name, oldest) VALUES (7, '0007_controlling', 1);

@@ -30,7 +30,8 @@ END $$;
 -- The runs of incarnations whose lease has ended, or of those of a name, as JSON: what is needed to judge them. Walks the
 -- leases, which are few, and live_owned.
 CREATE FUNCTION suspects(_clock bigint, _name text, OUT workers bigint[], OUT runs text)
-LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
     IF _name IS NULL THEN

@@ -153,7 +153,8 @@ $$;
 -- is set only if nothing was ever set. Locks the scope, and before it groups of that name and what is put off in them.
 CREATE FUNCTION change_scope(
     _clock bigint, _kind text, _name text, _who text, _limits jsonb, _paused boolean, _declared boolean
-) RETURNS text LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off
+) RETURNS text LANGUAGE plpgsql SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     _now bigint := coalesce(_clock, clock_ms());

@@ -374,7 +374,7 @@ CREATE FUNCTION start(
     max_crashes integer DEFAULT 5,
     max_bytes integer DEFAULT 1048576,
     known boolean DEFAULT false
-) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_variable
 DECLARE
     _input text;
@@ -527,8 +527,7 @@ END $$;
 
 -- --- what the Python client calls on a connection of the application: JSON in and out, as all drivers have it
 
-CREATE FUNCTION start_within(_said text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER
-SET plan_cache_mode = force_generic_plan SET jit = off AS $$
+CREATE FUNCTION start_within(_said text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     _all jsonb := _said;
 BEGIN
@@ -562,7 +561,9 @@ END $$;
 
 -- Keeps the checkpoint of a step in the transaction that has its effect, if the claim owns the run still (else "lost")
 -- and none was kept before it (else "kept"). Keeps the worker from being declared dead until the transaction ends, and
--- lets its exchanges go on. Of two transactions with one checkpoint the second waits here for the first.
+-- lets its exchanges go on. Of two transactions with one checkpoint the second waits here for the first. Where the commit
+-- does not follow, since the process or its machine stands still, the server ends the session after about twice what is
+-- left of the lease, at least five seconds, so that others go on with all that the worker has.
 CREATE FUNCTION keep_within(_said text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     _all jsonb := _said;
@@ -570,6 +571,8 @@ DECLARE
     _run bigint := (_all ->> 'ref')::bigint;
     _token bigint := (_all ->> 'token')::bigint;
     _crashed boolean;
+    _now bigint := coalesce((_all ->> 'clock')::bigint, clock_ms());
+    _most bigint;
 BEGIN
     PERFORM check_here(_all ->> 'here');
     PERFORM check_isolation('a step that is kept in a transaction has to see whether its run is its worker''s still');
@@ -585,7 +588,7 @@ BEGIN
     VALUES (
         _run, nextval('position'), _new ->> 'key', _new ->> 'kind', _new ->> 'outcome',
         coalesce((_new ->> 'attempts')::integer, 1), coalesce(_new ->> 'digest', ''), NULL,
-        coalesce((_new ->> 'started_at')::bigint, 0), coalesce((_all ->> 'clock')::bigint, clock_ms()), _new ->> 'body'
+        coalesce((_new ->> 'started_at')::bigint, 0), _now, _new ->> 'body'
     )
     ON CONFLICT (run, key) DO UPDATE SET
         position = excluded.position, kind = excluded.kind, outcome = excluded.outcome, attempts = excluded.attempts,
@@ -598,6 +601,12 @@ BEGIN
     IF _crashed THEN
         INSERT INTO recheck (word) VALUES (jsonb_build_object('what', 'progress', 'run', _run, 'token', _token));
     END IF;
+    SELECT greatest(5000, 2 * (e.until - _now)) INTO _most FROM lease AS e WHERE e.worker = _token >> 40;
+    IF extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000
+        NOT BETWEEN 1 AND _most
+    THEN
+        PERFORM set_config('idle_in_transaction_session_timeout', least(_most, 2147483647)::text, true);
+    END IF;
     RETURN json_build_object('transaction', pg_current_xact_id()::text);
 END $$;
 
@@ -609,7 +618,8 @@ EXCEPTION WHEN invalid_parameter_value THEN
     RETURN true;
 END $$;
 
--- A temporary table of the caller's must not be taken for one of ours where our rights hold.
+-- A temporary table of the caller's must not be taken for one of ours where our rights hold. And sessions of applications
+-- keep their plans for long: none may depend on how small tables were, or on what the session has set.
 DO $$
 DECLARE
     _function regprocedure;
@@ -618,7 +628,12 @@ BEGIN
         SELECT p.oid::regprocedure FROM pg_proc AS p
         WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.prosecdef
     LOOP
-        EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', _function, current_schema());
+        EXECUTE format(
+            'ALTER FUNCTION %s SET search_path = %I, pg_temp SET plan_cache_mode = force_generic_plan'
+            ' SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off'
+            ' SET jit = off',
+            _function, current_schema()
+        );
         IF _function <> 'here()'::regprocedure THEN
             EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', _function);
         END IF;

@@ -65,11 +65,20 @@ WHERE l.seq IS NOT NULL OR d.seq IS NOT NULL;
 SELECT seq FROM perdure.run WHERE id = $1;
 
 -- name: ended
--- Of some runs, those that have ended, as JSON. Uses the unique index of run ids.
-SELECT json_agg(json_build_object('id', r.id, 'state', d.state, 'body', d.body))::text
-FROM unnest($1::text[]) AS e (id)
-JOIN perdure.run AS r ON r.id = e.id
-JOIN perdure.ended AS d ON d.seq = r.seq;
+-- Of some runs, those that have ended, as JSON, at most 512 KiB of them, or one; and at how many of the runs it has looked.
+-- Uses the unique index of run ids.
+SELECT
+    (json_agg(json_build_object('id', f.id, 'state', f.state, 'body', f.body)) FILTER (WHERE f.fits))::text,
+    coalesce(min(f.place) FILTER (WHERE NOT f.fits) - 1, cardinality($1))
+FROM (
+    SELECT
+        e.id, d.state, d.body, e.place,
+        row_number() OVER page = 1 OR coalesce(sum(octet_length(d.body)) OVER page, 0) <= 524288 AS fits
+    FROM unnest($1::text[]) WITH ORDINALITY AS e (id, place)
+    JOIN perdure.run AS r ON r.id = e.id
+    JOIN perdure.ended AS d ON d.seq = r.seq
+    WINDOW page AS (ORDER BY e.place ROWS UNBOUNDED PRECEDING)
+) AS f;
 
 -- name: missing
 -- Of some ids, those that no run has. Uses the unique index of run ids.
@@ -77,16 +86,9 @@ SELECT e.id FROM unnest($1::text[]) AS e (id)
 WHERE NOT EXISTS (SELECT 1 FROM perdure.run AS r WHERE r.id = e.id);
 
 -- name: history
--- A page of a run's checkpoints, as JSON. Walks checkpoint_position.
-SELECT json_agg(json_build_object(
-    'key', c.key, 'kind', c.kind, 'outcome', c.outcome, 'body', c.body, 'attempts', c.attempts, 'digest', c.digest,
-    'at', c.at, 'started_at', c.started_at, 'saved_at', c.saved_at, 'position', c.position
-) ORDER BY c.position)::text
-FROM (
-    SELECT k.* FROM perdure.checkpoint AS k
-    WHERE k.run = (SELECT seq FROM perdure.run WHERE id = $1) AND k.position > $2
-    ORDER BY k.position LIMIT $3
-) AS c;
+-- A page of a run's checkpoints, as JSON, and whether there are more. Uses the unique index of run ids.
+SELECT c.page::text, c.more
+FROM perdure.run AS r CROSS JOIN LATERAL perdure.checkpoints_of(r.seq, $2, $3) AS c WHERE r.id = $1;
 
 -- name: find
 -- One checkpoint, as JSON. Uses the primary key.
@@ -97,13 +99,9 @@ SELECT json_agg(json_build_object(
 FROM perdure.checkpoint AS c WHERE c.run = (SELECT seq FROM perdure.run WHERE id = $1) AND c.key = $2;
 
 -- name: signals
--- A page of the signals that wait at a run, as JSON. Walks signal_waiting.
-SELECT json_agg(json_build_object('position', s.position, 'name', s.name, 'body', s.body) ORDER BY s.position)::text
-FROM (
-    SELECT m.* FROM perdure.signal AS m
-    WHERE m.run = (SELECT seq FROM perdure.run WHERE id = $1) AND m.body IS NOT NULL AND m.position > $2
-    ORDER BY m.position LIMIT $3
-) AS s;
+-- A page of the signals that wait at a run, as JSON, and whether there are more. Uses the unique index of run ids.
+SELECT s.page::text, s.more
+FROM perdure.run AS r CROSS JOIN LATERAL perdure.signals_of(r.seq, $2, $3) AS s WHERE r.id = $1;
 
 -- name: ahead
 -- How many ready runs of its queue come before a queued run, of those lanes that are not paused and that a live worker
@@ -221,21 +219,8 @@ JOIN (
 ) AS t ON t.lane = a.id;
 
 -- name: keepers
--- Those for which runs were passed over, and that do not live any more, a bounded number: a batch lives until all of its
--- runs, and its callback, have ended. Skips from one to the next on ended_kept.
-WITH RECURSIVE keepers (name) AS (
-    SELECT min(kept) FROM perdure.ended WHERE kept IS NOT NULL
-    UNION ALL
-    SELECT (SELECT min(d.kept) FROM perdure.ended AS d WHERE d.kept IS NOT NULL AND d.kept > k.name)
-    FROM keepers AS k WHERE k.name IS NOT NULL
-)
-SELECT k.name FROM keepers AS k
-WHERE k.name IS NOT NULL
-    AND CASE
-        WHEN k.name LIKE 'run:%' THEN perdure.keeper_of(substr(k.name, 5), NULL)
-        ELSE perdure.keeper_of(NULL, substr(k.name, 7))
-    END IS NULL
-LIMIT $1;
+-- Those because of which runs were passed over, and that have told that they do not live any more, a bounded number.
+SELECT kept FROM perdure.over LIMIT $1;
 
 -- name: empty
 -- Batches without runs and callback that were opened before a time, a bounded number. Uses batch_empty.
@@ -250,18 +235,18 @@ FROM unnest($1::bigint[]) WITH ORDINALITY AS e (seq, place) ORDER BY e.place;
 
 -- name: first_ended
 -- The first runs of some lanes and states that ended, in the order in which they ended, each with how many of them there
--- are in all: at one moment, so that two that prune at once do not take more than there are to be taken. Walks
--- ended_prunable, the tallies and ended_kept.
+-- are in all, if $4 asks for that: at one moment, so that two that prune at once do not take more than there are to be
+-- taken. Walks ended_prunable; and the tallies and ended_kept.
 SELECT
     d.finish, d.finished_at, d.seq,
-    (
+    CASE WHEN $4 THEN (
         SELECT sum(CASE e.state WHEN 'succeeded' THEN t.succeeded WHEN 'failed' THEN t.failed ELSE t.cancelled END)::bigint
         FROM unnest($1::int[], $2::text[]) AS e (lane, state) JOIN perdure.tally AS t ON t.lane = e.lane
     ) - (
         SELECT count(*)
         FROM unnest($1::int[], $2::text[]) AS e (lane, state)
         JOIN perdure.ended AS k ON k.kept IS NOT NULL AND k.lane = e.lane AND k.state = e.state
-    ) AS runs
+    ) END AS runs
 FROM unnest($1::int[], $2::text[]) AS e (lane, state)
 CROSS JOIN LATERAL (
     SELECT x.finish, x.finished_at, x.seq FROM perdure.ended AS x

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from perdure.errors import StoreUnavailable
 from perdure.stores.base import Registration
-from perdure.stores.exchange import CLAIM_BYTES, CLAIM_LIMIT, Claim, Exchange, Exchanged
+from perdure.stores.exchange import CLAIM_BYTES, CLAIM_LIMIT, Claim, Exchange, Exchanged, Seen
 from perdure.stores.redis import worker
 from perdure.stores.redis.claims import token_parts, unseen
 from perdure.stores.redis.cluster import waits
@@ -296,8 +296,8 @@ class Exchanger:
                 self._places.learn(claim.id, partition)
                 claim.ref = outer(partition, claim.ref)
                 claims.append((claim, unseen(raw.more)))
-            for seen in each.exchanged.seen:
-                seen.ref = outer(partition, seen.ref)
+            for found in each.exchanged.seen:
+                found.ref = outer(partition, found.ref)
         mail: defaultdict[int, list[tuple[int, str, str]]] = defaultdict(list)
         for partition, each in heard:
             mail[partition] += each.reply.mail
@@ -307,19 +307,21 @@ class Exchanger:
         await waits.tell(self._places, claims)
         refused = sorted({token for _, each in heard for token in each.exchanged.refused})
         watches = [watch for watch in plan.watches if watch.token not in refused]
-        seen = await waits.look(self._places, watches, now)
+        seen: list[Seen] = _all(each.exchanged.seen for _, each in heard)
+        watched = len(seen) + len(watches)
+        more_seen = await waits.look(self._places, watches, seen, now)
         out = self._parts.reach.out()
         next_at = rounds.next_at(out)
-        if len(seen) < len(watches):
+        if len(seen) < watched:
             next_at = min(now + waits.LOOK, now + waits.LOOK if next_at is None else next_at)
         return Exchanged(
             now=now,
             claims=[claim for claim, _ in claims],
             refused=refused,
             cancelled=_all(each.exchanged.cancelled for each in latest),
-            seen=[*_all(each.exchanged.seen for _, each in heard), *seen],
+            seen=seen,
             next_at=next_at,
-            more=bool(delivered) or rounds.more(out),
+            more=bool(delivered) or more_seen or rounds.more(out),
             due=_all(each.exchanged.due for each in latest),
             gone=any(each.exchanged.gone for _, each in heard),
             existed=[*_all(each.exchanged.existed for _, each in heard), *plan.existed],

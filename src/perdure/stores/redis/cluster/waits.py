@@ -17,7 +17,7 @@ import msgspec
 
 from perdure.errors import StoreUnavailable
 from perdure.model import Ended, Millis, Wait, WaitFor
-from perdure.stores.exchange import Claim, Seen, Settle, To, Watch
+from perdure.stores.exchange import PAGE, PAGE_BYTES, Claim, Seen, Settle, To, Watch
 from perdure.stores.redis.cluster.places import Places
 from perdure.stores.redis.exchange import seen_among
 from perdure.stores.redis.parking import hash_of, parked
@@ -117,22 +117,45 @@ async def tell(places: Places, claims: Iterable[tuple[Claim, Mapping[str, list[s
     unseen = [(claim, target, keys) for claim, waits in claims for target, keys in waits.items()]
     if not unseen:
         return
-    ended, missing = await _outcomes(places, {target for _, target, _ in unseen})
+    targets = [*dict.fromkeys(target for _, target, _ in unseen)]
+    ended: dict[str, Ended] = {}
+    missing: set[str] = set()
+    while targets and len(ended) < PAGE and sum(map(_size, ended.values())) < PAGE_BYTES:
+        some, gone = await _outcomes(places, targets[:PAGE])
+        ended |= some
+        missing |= gone
+        del targets[:PAGE]
+    left = {*targets}
+    sizes = {claim.token: sum(map(_size, claim.ended)) for claim, _, _ in unseen}
     for claim, target, keys in unseen:
         if target in ended:
+            sizes[claim.token] += _size(ended[target])
+        if target in left or (target in ended and claim.ended and sizes[claim.token] > PAGE_BYTES):
+            claim.unread.append(target)
+        elif target in ended:
             claim.ended.append(ended[target])
         elif target in missing:
             claim.missing += keys
 
 
-async def look(places: Places, watches: Iterable[Watch], now: Millis) -> list[Seen]:
-    """Which of some watched waits for runs are true that no script looks at: for those of other partitions, or of which
-    there are many."""
+async def look(places: Places, watches: Iterable[Watch], seen: list[Seen], now: Millis) -> bool:
+    """Adds to what scripts have `seen` which of some watched waits for runs are true that no script looks at: for those
+    of other partitions, or of which there are many. Returns whether there are more of them than fit into a page."""
     asked = [*watches]
     if not asked:
-        return []
-    ended, missing = await _outcomes(places, {watch.wait.target for watch in asked})
-    return [*seen_among(asked, ended, missing, now)]
+        return False
+    ended, missing = await _outcomes(places, dict.fromkeys(watch.wait.target for watch in asked))
+    size = sum(_size(each.ended) for each in seen)
+    for each in seen_among(asked, ended, missing, now):
+        size += _size(each.ended)
+        if seen and size > PAGE_BYTES:
+            return True
+        seen.append(each)
+    return False
+
+
+def _size(ended: Ended | None) -> int:
+    return 0 if ended is None else len(ended.body or "")
 
 
 async def _outcomes(places: Places, targets: Iterable[str]) -> tuple[dict[str, Ended], set[str]]:

@@ -1,20 +1,20 @@
 -- library: reads
 -- flags: no-writes
--- Those of some runs that have ended, with their outcomes, so many bytes of them. Their states are looked at without
--- reading the whole of them. Answers also how many it has looked at.
+-- Those of some runs that have ended, with their outcomes, a page of them. Their states are looked at without reading the
+-- whole of them. Answers also how many it has looked at.
 
-local BYTES = 1024 * 1024
+local BYTES = 512 * 1024
 
 local ended, bytes = {}, 0
 for i, id in ipairs(args) do
     local found = call('HMGET', P .. 'run:' .. id, 's', 'o')
     local state = found[1] and STATES[string.byte(found[1])]
     if state and FINAL[state] then
-        ended[#ended + 1] = { id = id, state = state, body = found[2] or nil }
         bytes = bytes + #(found[2] or '')
-        if bytes > BYTES then
-            return pack({ ended, i })
+        if #ended > 0 and bytes > BYTES then
+            return pack({ ended, i - 1 })
         end
+        ended[#ended + 1] = { id = id, state = state, body = found[2] or nil }
     end
 end
 return pack({ ended, #args })

@@ -285,12 +285,18 @@ if spread then
         end
     end
 end
+local bytes = 0
 for _, watch in ipairs(args.watches or NOTHING) do
     local run = watch.run
     if run and run.s.worker == watch.worker and run.s.low == watch.low then
         local seen = seen_of(run, watch.wait)
         if seen then
             seen.id, seen.worker, seen.low, seen.key = watch.id, watch.worker, watch.low, watch.wait.key
+            bytes = bytes + #((seen.ended or seen.signal or NOTHING).body or '')
+            if reply.seen and bytes > args.page_bytes then
+                reply.more = true
+                break
+            end
             reply.seen = reply.seen or {}
             table.insert(reply.seen, seen)
         end

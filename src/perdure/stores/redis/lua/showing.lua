@@ -53,7 +53,7 @@ local function more_of(run, labels)
         shown.waits = waits_of(run) -- So many that whoever claims it has to look at them.
         return shown
     end
-    local conditions = s.on or NOTHING
+    local conditions, bytes = s.on or NOTHING, 0
     for at = 1, #conditions, 2 do
         local kind, target = conditions[at], conditions[at + 1]
         local other = kind == 'run' and find(target)
@@ -63,8 +63,11 @@ local function more_of(run, labels)
             table.insert(shown[which], target)
             shown.waits = s.waits
         elseif other and FINAL[other.s.state] then
-            shown.ended = shown.ended or {}
-            table.insert(shown.ended, ended_of(other))
+            local ended = not shown.unread and ended_of(other)
+            bytes = bytes + #(ended and ended.body or '')
+            local which = ended and (not shown.ended or bytes <= args.page_bytes) and 'ended' or 'unread'
+            shown[which] = shown[which] or {}
+            table.insert(shown[which], which == 'ended' and ended or target)
         end
     end
     return shown

@@ -319,58 +319,62 @@ WHERE owner = :worker
     AND NOT EXISTS (SELECT 1 FROM run AS r INDEXED BY run_seat WHERE r.session = session.id AND r.seat = 3);
 
 -- name: seen
--- Of the watched waits, those that are true. Uses signal_named and the unique index of run ids.
+-- Of the watched waits, those that are true, in the order in which they are asked for, up to the first one that is over
+-- the bytes of a page. Uses signal_named and the unique index of run ids.
 SELECT json_group_array(
     json_object(
         'ref', seq,
         'token', token,
         'key', key,
         'signal', CASE
-            WHEN position IS NOT NULL THEN (
-                SELECT json_object('position', s.position, 'name', s.name, 'body', s.body)
-                FROM signal AS s WHERE s.run = seq AND s.position = found.position
-            )
+            WHEN position IS NOT NULL THEN json_object('position', position, 'name', target, 'body', body)
         END,
-        'ended', CASE
-            WHEN ended IS NOT NULL THEN (
-                SELECT json_object('id', t.id, 'state', t.state, 'body', o.body)
-                FROM run AS t LEFT JOIN outcome AS o ON o.run = t.seq WHERE t.seq = found.ended
-            )
-        END,
+        'ended', CASE WHEN state IS NOT NULL THEN json_object('id', target, 'state', state, 'body', body) END,
         'missing', json(iif(missing, 'true', 'false'))
     )
 )
 FROM (
     SELECT
-        w.*,
-        CASE
-            WHEN w.what = 'signal' THEN (
-                SELECT s.position FROM signal AS s
-                WHERE s.run = w.seq AND s.name = w.target AND s.body IS NOT NULL
-                ORDER BY s.position LIMIT 1
-            )
-        END AS position,
-        CASE
-            WHEN w.what = 'run'
-            THEN (SELECT t.seq FROM run AS t WHERE t.id = w.target AND t.finished_at IS NOT NULL)
-        END AS ended,
-        w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS t WHERE t.id = w.target) AS missing
+        *,
+        row_number() OVER earlier AS number,
+        sum(length(CAST(body AS BLOB))) OVER earlier AS before
     FROM (
         SELECT
-            json_extract(value, '$[0]') AS seq,
-            json_extract(value, '$[1]') AS token,
-            json_extract(value, '$[2]') AS key,
-            json_extract(value, '$[3]') AS what,
-            json_extract(value, '$[4]') AS target,
-            json_extract(value, '$[5]') AS at
-        FROM json_each(:watches)
-    ) AS w
-) AS found
-WHERE position IS NOT NULL OR ended IS NOT NULL OR missing OR at <= :now;
+            w.*, s.position, t.state, coalesce(s.body, o.body) AS body,
+            w.what = 'run' AND NOT EXISTS (SELECT 1 FROM run AS r WHERE r.id = w.target) AS missing
+        FROM (
+            SELECT
+                key AS place,
+                json_extract(value, '$[0]') AS seq,
+                json_extract(value, '$[1]') AS token,
+                json_extract(value, '$[2]') AS key,
+                json_extract(value, '$[3]') AS what,
+                json_extract(value, '$[4]') AS target,
+                json_extract(value, '$[5]') AS at
+            FROM json_each(:watches)
+        ) AS w
+        LEFT JOIN signal AS s ON w.what = 'signal' AND s.run = w.seq AND s.position = (
+            SELECT x.position FROM signal AS x
+            WHERE x.run = w.seq AND x.name = w.target AND x.body IS NOT NULL
+            ORDER BY x.position LIMIT 1
+        )
+        LEFT JOIN run AS t ON w.what = 'run' AND t.id = w.target AND t.finished_at IS NOT NULL
+        LEFT JOIN outcome AS o ON o.run = t.seq
+    )
+    WHERE position IS NOT NULL OR state IS NOT NULL OR missing OR at <= :now
+    WINDOW earlier AS (ORDER BY place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+)
+WHERE number <= 2 OR before <= :page_bytes;
+
+-- name: ends
+-- The runs that a claimed one was parked for and that have ended. Uses primary keys and the unique index of run ids.
+SELECT json_group_array(w.target)
+FROM wait AS w CROSS JOIN run AS t ON t.id = w.target AND t.finished_at IS NOT NULL
+WHERE w.run = :run AND w.what = 'run';
 
 -- name: reply
--- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints and signals, one more
--- than a page where there are more; what ties some of them to others; owned runs to be cancelled; the next times;
+-- All that the worker needs next, in one row: the claims of a range of tokens with checkpoints, signals and ends, one more
+-- of each than a page where there are more; what ties some of them to others; owned runs to be cancelled; the next times;
 -- schedules that are due; whether more is ready for it, and whether anything is ready for anybody. What no run has (it
 -- waits for nothing, no signal is there) is not looked for with each claim.
 -- Uses run_owned, run_cancelling, run_timer, run_deadline, schedule_next, run_ready, and primary keys.
@@ -403,27 +407,55 @@ SELECT
                             'position', position
                         )
                     )
-                    FROM (SELECT * FROM checkpoint AS c WHERE c.run = r.seq ORDER BY c.position LIMIT :page + 1)
+                    FROM (
+                        SELECT
+                            *,
+                            row_number() OVER earlier AS number,
+                            sum(size) OVER earlier AS before
+                        FROM (SELECT * FROM checkpoint AS c WHERE c.run = r.seq ORDER BY c.position LIMIT :page + 1)
+                        WINDOW earlier AS (ORDER BY position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+                    )
+                    WHERE number <= 2 OR before <= :page_bytes
                 ),
                 'signals', CASE
                     WHEN (SELECT EXISTS (SELECT 1 FROM signal))
                     THEN (
                         SELECT json_group_array(json_object('position', position, 'name', name, 'body', body))
                         FROM (
-                            SELECT * FROM signal AS s INDEXED BY signal_waiting
-                            WHERE s.run = r.seq AND s.body IS NOT NULL ORDER BY s.position LIMIT :page + 1
+                            SELECT
+                                *,
+                                row_number() OVER earlier AS number,
+                                sum(length(CAST(body AS BLOB))) OVER earlier AS before
+                            FROM (
+                                SELECT * FROM signal AS s INDEXED BY signal_waiting
+                                WHERE s.run = r.seq AND s.body IS NOT NULL ORDER BY s.position LIMIT :page + 1
+                            )
+                            WINDOW earlier AS (ORDER BY position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
                         )
+                        WHERE number <= 2 OR before <= :page_bytes
                     )
                     ELSE json('[]')
                 END,
                 'ended', CASE
                     WHEN (SELECT EXISTS (SELECT 1 FROM wait))
                     THEN (
-                        SELECT json_group_array(json_object('id', t.id, 'state', t.state, 'body', o.body))
-                        FROM wait AS w
-                        CROSS JOIN run AS t ON t.id = w.target AND t.finished_at IS NOT NULL
-                        LEFT JOIN outcome AS o ON o.run = t.seq
-                        WHERE w.run = r.seq AND w.what = 'run'
+                        SELECT json_group_array(json_object('id', id, 'state', state, 'body', body))
+                        FROM (
+                            SELECT
+                                *,
+                                row_number() OVER earlier AS number,
+                                sum(length(CAST(body AS BLOB))) OVER earlier AS before
+                            FROM (
+                                SELECT w.key, t.id, t.state, o.body
+                                FROM wait AS w
+                                CROSS JOIN run AS t ON t.id = w.target AND t.finished_at IS NOT NULL
+                                LEFT JOIN outcome AS o ON o.run = t.seq
+                                WHERE w.run = r.seq AND w.what = 'run'
+                                ORDER BY w.key LIMIT :page + 1
+                            )
+                            WINDOW earlier AS (ORDER BY key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+                        )
+                        WHERE number <= 2 OR before <= :page_bytes
                     )
                     ELSE json('[]')
                 END,
