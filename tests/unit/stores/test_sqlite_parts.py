@@ -140,7 +140,8 @@ def test_due_timers_and_deadlines_use_their_indexes(tmp_path: Path) -> None:
 
 def test_heads_and_replies_scan_no_runs(tmp_path: Path) -> None:
     head = plan_of("exchange", "head", {"refs": "{}", "worker": 1, "skips": "[]", "now": 1}, tmp_path)
-    params: dict[str, object] = {"worker": 1, "first": 1, "last": 2, "page": 3, "now": 1, "due": 1, "skips": "[]"}
+    params: dict[str, object] = {"worker": 1, "first": 1, "last": 2, "page": 3, "page_bytes": 4, "now": 1, "due": 1}
+    params["skips"] = "[]"
     reply = plan_of("exchange", "reply", params, tmp_path)
     assert scanned(load("exchange")["head"], head) == []
     assert scanned(load("exchange")["reply"], reply) == []

@@ -404,7 +404,7 @@ BEGIN
                 count(*)::integer AS number, array_agg(s.kind) AS kinds, array_agg(s.name) AS names,
                 array_agg(s.running::bigint) AS most, array_agg(s.rate_count) AS counts,
                 array_agg(s.rate_period) AS periods, array_agg(s.rate_burst) AS bursts,
-                -- Nothing is left of what a clock counted that was far ahead then: see perdure.budget.
+                -- Nothing is left of what a clock counted that was far ahead then: see budget.py.
                 array_agg(CASE WHEN s.debt_at - _now > 60000 THEN 0 ELSE s.debt END) AS debts,
                 array_agg(CASE WHEN s.debt_at - _now > 60000 THEN _now ELSE s.debt_at END) AS debts_at,
                 bool_or(s.running IS NOT NULL AND s.kind <> 'group') AS limited

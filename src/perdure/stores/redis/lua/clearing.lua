@@ -42,7 +42,7 @@ local function mark_within(run, step)
         local scanned = call('ZSCAN', P .. 'cpo:' .. run.id, cursor, 'MATCH', pattern, 'COUNT', 1000)
         for i = 1, #scanned[2], 2 do
             call('SADD', P .. 'cperr:' .. run.id, scanned[2][i])
-            change(run).errors = true
+            mark(run).errors = true
         end
         cursor = scanned[1]
     until cursor == '0'
