@@ -66,7 +66,7 @@ def validate(schedule: Schedule) -> None:
     if schedule.at is not None:
         _within("at", schedule.at, 0, 2 * LONGEST)
     _within("jitter", schedule.jitter, 0, LONGEST if schedule.every is None else schedule.every)
-    _within("missed_limit", schedule.missed_limit, 1, MOST_MISSED, unit="")
+    _within("missed_limit", schedule.missed_limit, 1, MOST_MISSED, unit="", per_unit=1)
     if schedule.start.at is not None:
         raise InvalidInput(f"the start of schedule {schedule.name!r} has a time of its own; its slots give it one")
 
@@ -183,12 +183,16 @@ def _check_field(line: str, index: int, field: str) -> None:
     try:
         CronSim(" ".join([*["*"] * index, field, *["*"] * (4 - index)]), _WALL)
     except CronSimError as error:
-        raise InvalidInput(f"the cron line {line!r} has {field!r} as {name}, which can't be") from error
+        hint = "; ranges go upwards: of one that goes round give the two parts" if "-" in field else ""
+        raise InvalidInput(f"the cron line {line!r} has {field!r} as {name}, which can't be{hint}") from error
 
 
-def _within(name: str, value: int, least: int, most: int, unit: str = " milliseconds") -> None:
+def _within(name: str, value: int, least: int, most: int, unit: str = " seconds", per_unit: int = 1000) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidInput(f"{name} lies between {least} and {most}{unit}; it can't be {value!r}")
+        said = value / per_unit if isinstance(value, int) else value
+        raise InvalidInput(
+            f"{name} lies between {least / per_unit:,g} and {most / per_unit:,.0f}{unit}; it can't be {said!r}"
+        )
 
 
 def _choose(schedule: Schedule, slots: list[Millis], now: Millis) -> list[Millis]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from perdure.demo.analysis import Function, PackageFacts, analyse, combine, find
 from perdure.demo.journal import Note
 from perdure.demo.proof import count_directly, prove
 from perdure.demo.stage import Crash, Outcome
+
+from .kit import Perdure, until
 
 SOURCE = """\
 import os, os.path
@@ -182,3 +185,28 @@ def test_a_directory_without_python_files_is_refused(tmp_path: Path) -> None:
     done = run_demo(tmp_path, "demo", "--path", str(tmp_path / "empty"))
     assert done.returncode == 1
     assert "there are no Python files" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are told by their environment")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_demo_that_is_broken_off_leaves_no_process(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Perdure(tmp_path, "demo", "--path", str(tree)) as demo:
+        until(lambda: any("Ctrl-C" in log.read_text() for log in tmp_path.glob("*/workers.log")), "the workers")
+        demo.signal(number)
+        assert demo.ended() == 1
+        demo.says("Broken off. The store and the log of the workers are kept in")
+        assert processes_of(tmp_path) == []
+
+
+def processes_of(folder: Path) -> list[str]:
+    found: list[str] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"TMPDIR={folder}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text())
+        except OSError:  # it has ended, or is somebody else's
+            continue
+    return found

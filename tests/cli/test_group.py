@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from perdure import App
 from perdure.cli.group import Commands, verbose_option
 from perdure.errors import PerdureError
 
@@ -81,3 +84,26 @@ def test_an_error_is_one_line() -> None:
 def test_who_asks_for_more_gets_the_traceback(args: list[str], env: dict[str, str]) -> None:
     result = CliRunner().invoke(failing, args, env=env)
     assert isinstance(result.exception, PerdureError)
+
+
+def test_a_terminal_that_lacks_a_character_shows_its_number(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+
+    async def start() -> None:
+        async with App(url) as app:
+            greet = app.workflow(_greet)
+            await greet.options(id="grüße").start()
+
+    asyncio.run(start())
+    shown = subprocess.run(
+        [sys.executable, "-m", "perdure", "runs", "list", "--url", url],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=environment() | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert "gr\\xfc\\xdfe" in shown.stdout
+
+
+async def _greet() -> None: ...

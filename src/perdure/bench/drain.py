@@ -149,7 +149,7 @@ def _group(payload: str) -> str:
 
 async def _drain(app: App, queue: str, concurrency: int, drained: Drained) -> float:
     """Seconds from the worker's start, on a store that is open, until the last run has ended in the store."""
-    worker = app.worker(queues=[queue], concurrency=concurrency)
+    worker = app.worker(queues=[queue], concurrency=concurrency, grace=1)
     began = time.perf_counter()
     async with worker:
         await drained.all.wait()

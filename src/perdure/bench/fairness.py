@@ -53,7 +53,7 @@ async def measure(target: Target, groups: Groups, workers: int, concurrency: int
         await turn.start_many([f"small-{number}" for _ in range(groups.each) for number in range(groups.small)])
         start = time.perf_counter()
         for _ in range(workers):
-            await stack.enter_async_context(app.worker(concurrency=concurrency))
+            await stack.enter_async_context(app.worker(concurrency=concurrency, grace=1))
         await drained.wait()
         took = time.perf_counter() - start
     last = max(began, default=start) - start

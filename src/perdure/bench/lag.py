@@ -63,7 +63,7 @@ async def measure(target: Target, runs: int, seconds: float) -> Report:
     async with App(target.url) as app:
         workflow = define(app, queue, gate, drained)
         await workflow.start_many(range(runs))
-        async with app.worker(queues=[queue], concurrency=runs):
+        async with app.worker(queues=[queue], concurrency=runs, grace=1):
             async with Ticker() as starting:
                 await gate.full.wait()
             async with Ticker() as ending:

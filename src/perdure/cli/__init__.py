@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from io import TextIOWrapper
+from typing import cast
+
 import click
 
 from perdure.cli.admin import doctor, migrate, prune, workers
@@ -54,4 +58,6 @@ for _command in (
 
 def main() -> None:
     """The entry point."""
+    # A terminal that lacks a character shows its number.
+    cast("TextIOWrapper", sys.stdout).reconfigure(errors="backslashreplace")
     cli(prog_name="perdure")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sys
 import sysconfig
 import tempfile
@@ -48,13 +49,18 @@ def demo(path: Path | None) -> None:
     from perdure.demo.proof import count_directly, prove
     from perdure.demo.stage import perform
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the workers are stopped then too
     out = console(wide=80)
     out.print(f"Analysing the {files:,} Python files of {root}:")
     out.print(f"a run for each of {len(packages):,} packages, a step for each file, two worker processes.")
-    with Display(out, files) as display:
-        outcome = asyncio.run(perform(root, files, directory, display))
-        display.say("all runs have ended; counting once more, without Perdure")
-        claims = prove(packages, count_directly(root, packages), outcome)
+    try:
+        with Display(out, files) as display:
+            outcome = asyncio.run(perform(root, files, directory, display))
+            display.say("all runs have ended; counting once more, without Perdure")
+            claims = prove(packages, count_directly(root, packages), outcome)
+    except KeyboardInterrupt:
+        out.print(f"Broken off. The store and the log of the workers are kept in {directory}.", soft_wrap=True)
+        raise
     show_results(out, outcome.results)
     show_proof(out, claims)
     _suggest(out, url)
