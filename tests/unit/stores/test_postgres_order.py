@@ -165,3 +165,15 @@ async def test_settings_and_rights_of_functions_are_compared(store: PostgresStor
         await hand.execute("GRANT EXECUTE ON FUNCTION perdure.start_within(text) TO PUBLIC")
     changed = (await drift(parse_url(postgres_url))).changed
     assert [each.partition("(")[0] for each in changed] == ["function renew", "function start_within"]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+async def test_claims_are_in_order_whatever_the_planner_believes_of_the_tables(
+    store: PostgresStore, postgres_url: str, rows: int
+) -> None:
+    await store.enqueue([start(delay=60_000) for _ in range(rows)])
+    async with connection(postgres_url) as hand:
+        await hand.execute("ANALYZE perdure.run")
+    ada = await worker(store)
+    await store.enqueue([start("low", priority=5), start("first"), start("second"), start("urgent", priority=-1)])
+    assert [claim.id for claim in await ada.claim()] == ["urgent", "first", "second", "low"]

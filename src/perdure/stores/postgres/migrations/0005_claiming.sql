@@ -278,7 +278,8 @@ BEGIN
                 AND (l.priority, l.place) > (t.priority, t.place) AND l.priority < t.below
             ORDER BY l.priority, l.place LIMIT t.share FOR NO KEY UPDATE SKIP LOCKED
         ) AS l
-        JOIN run AS r ON r.seq = l.seq
+        -- One by one, so that they stay in their order, which a join of another kind would not keep.
+        CROSS JOIN LATERAL (SELECT x.id, x.input, x.created_at FROM run AS x WHERE x.seq = l.seq OFFSET 0) AS r
     ) AS q;
     _claims.floored := _floor_lanes IS NOT NULL;
     IF _taken.refs IS NULL THEN
