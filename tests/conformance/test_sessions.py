@@ -13,17 +13,19 @@ from conformance.kit import (
     URGENT,
     ManualClock,
     Worker,
+    checkpoint,
     drain,
     for_signal,
     ids,
     message,
     of_queue,
     record,
+    save,
     settle,
     start,
     worker,
 )
-from perdure.model import Limits, OnConflict, Unique
+from perdure.model import Kind, Limits, OnConflict, Unique
 from perdure.stores.base import Store, Topic
 from perdure.stores.exchange import Claim, To
 
@@ -370,3 +372,13 @@ async def drain_of(worker: Worker, session: str) -> list[Claim]:
     wanted = [claim for claim in claims if claim.session == session][:1]
     await worker.exchange(settles=[settle(claim, To.RELEASE) for claim in claims if claim not in wanted])
     return wanted
+
+
+@pytest.mark.one_partition("the child may lie elsewhere than its parent")
+@pytest.mark.parametrize("slots", [0, 5])
+async def test_the_first_session_that_there_is_may_be_of_a_child(store: Store, ada: Worker, slots: int) -> None:
+    await store.enqueue([start("parent")])
+    parent = await ada.claim_one()
+    child = start("child", session="s", parent="parent")
+    reply = await ada.exchange(saves=[save(parent, checkpoint("c", kind=Kind.CHILD), starts=child)], slots=slots)
+    assert (ids(reply.claims), reply.more) == ((["child"], False) if slots else ([], True))

@@ -342,7 +342,8 @@ BEGIN
         PERFORM 1 FROM worker AS w WHERE w.id = _worker FOR NO KEY UPDATE;
     END IF;
     SELECT
-        CASE WHEN w.sessions > 0 AND EXISTS (SELECT 1 FROM session) THEN w.sessions ELSE 0 END AS sessions,
+        -- An exchange that starts runs may make the first session there is.
+        CASE WHEN NOT _plain OR EXISTS (SELECT 1 FROM session) THEN w.sessions ELSE 0 END AS sessions,
         t.last_value + t.is_called::integer AS topology,
         b.last_value + b.is_called::integer AS rewind,
         EXISTS (SELECT 1 FROM scope AS s WHERE s.budget) AS limited,
