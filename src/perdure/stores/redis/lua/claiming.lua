@@ -483,6 +483,13 @@ function claim_within_budgets(names, slots, after)
     note_rates()
     if #late > 0 then
         put_off(late)
+        -- Others of their groups may have come in their places, and were not looked at.
+        for _, name in ipairs(names) do
+            if not more and open(name) then
+                flush_set(ready_key(name))
+                more = call('EXISTS', ready_key(name)) == 1
+            end
+        end
     end
     return more, opens
 end
