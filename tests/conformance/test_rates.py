@@ -11,6 +11,7 @@ from conformance.kit import (
     BILL,
     EVERYTHING,
     SHIP,
+    URGENT,
     ManualClock,
     Worker,
     drain,
@@ -376,3 +377,19 @@ async def test_of_a_clock_that_was_a_year_ahead_nothing_is_left(
     assert (reply.claims, reply.next_at) == ([], clock.now() + 500)
     clock.advance(ms=500)
     assert len(await ada.claim(1)) == 1
+
+
+async def test_who_comes_in_the_place_of_one_that_is_put_off_is_looked_at_too(store: Store, ada: Worker) -> None:
+    await store.enqueue([start(run, group="g", group_limit=2) for run in ("a", "b")])
+    claims = await ada.claim()
+    await ada.exchange(settles=[settle(claim, To.RELEASE) for claim in claims])
+    await store.set_limits(of_group("g"), Limits(1, Rate(1, 3_000, 1)), "ada")
+    await store.enqueue([start("spends", queue=URGENT, group="g")])
+    assert ids(await ada.claim(1)) == ["spends"]
+    reply = await ada.exchange(slots=2)
+    while reply.more:
+        reply = await ada.exchange(slots=2)
+    assert reply.claims == []
+    for run in ("a", "b"):  # none that only the rate keeps is left where the worker does not look again
+        found = await record(store, run)
+        assert found.state is State.SCHEDULED or "group g is full" in (found.held or "")

@@ -428,17 +428,24 @@ async def test_a_step_is_not_tried_again_beside_what_its_attempt_left_at_work(pl
 
 
 async def test_a_wait_that_an_attempt_left_is_over_before_the_next_one(play: Play) -> None:
-    app, begun = new_app(), list[int]()
+    app, seen = new_app(), list[str]()
+
+    async def wait() -> str:
+        try:
+            return await wait_signal("go", str)
+        except asyncio.CancelledError:
+            seen.append("left")
+            raise
 
     @step
     async def fails_once() -> None:
-        begun.append(1)
-        if len(begun) == 1:
+        seen.append("begun")
+        if len(seen) == 1:
             raise ConnectionError("once")
 
     @step(retry=Retry(attempts=2, delay=0))
     async def outer() -> str:
-        text, _ = await asyncio.gather(wait_signal("go", str), fails_once())
+        text, _ = await asyncio.gather(wait(), fails_once())
         return text
 
     @app.workflow
@@ -448,9 +455,9 @@ async def test_a_wait_that_an_attempt_left_is_over_before_the_next_one(play: Pla
     async with play(app) as sandbox:
         run = await flow.start()
         await sandbox.advance(hours=1)
+        assert seen == ["begun", "left", "begun"]
         await run.signal("go", "here")
         assert await run.result(timeout=20) == "here"
-        assert len(begun) == 2
 
 
 async def test_a_step_that_is_tried_again_calls_what_it_called_with_the_same_arguments(play: Play) -> None:
