@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from engine.fakes import FakeClock, FakeOwner, ScriptedStore, as_store, claim, reply, save, settle
+from perdure.engine import fitting, watching
 from perdure.engine import pump as module
 from perdure.engine.pump import Pump
 from perdure.errors import StoreError, StoreUnavailable
@@ -129,37 +130,37 @@ async def test_the_end_does_not_wait_for_a_part_of_the_store_that_is_lost(bench:
 
 
 async def test_a_fan_out_is_carried_in_parts_and_no_settle_overtakes_a_save(bench: Bench) -> None:
-    futures = [bench.pump.save(save(1, f"s{number}")) for number in range(module._MOST_SAVES + 10)]
+    futures = [bench.pump.save(save(1, f"s{number}")) for number in range(fitting.MOST_SAVES + 10)]
     bench.pump.settle(settle(1))
     await asyncio.gather(*futures)
     await bench.store.number(3)
     parts = [(len(each.saves), len(each.settles)) for each in bench.store.exchanges[1:]]
-    assert parts == [(module._MOST_SAVES, 0), (10, 1)]
+    assert parts == [(fitting.MOST_SAVES, 0), (10, 1)]
 
 
 async def test_a_save_that_starts_a_run_counts_as_two(bench: Bench) -> None:
-    saves = [save(1, f"s{number}") for number in range(module._MOST_SAVES)]
+    saves = [save(1, f"s{number}") for number in range(fitting.MOST_SAVES)]
     for each in saves:
         each.starts = Start(each.checkpoint.key, "ship", "default", "1")
     await asyncio.gather(*map(bench.pump.save, saves))
-    assert [len(each.saves) for each in bench.store.exchanges[1:]] == [module._MOST_SAVES // 2] * 2
+    assert [len(each.saves) for each in bench.store.exchanges[1:]] == [fitting.MOST_SAVES // 2] * 2
 
 
 async def test_one_exchange_carries_a_bounded_number_of_ends(bench: Bench) -> None:
-    for token in range(module._MOST_SETTLES + 10):
+    for token in range(fitting.MOST_SETTLES + 10):
         bench.pump.settle(settle(token))
     await bench.store.number(3)
-    assert [len(each.settles) for each in bench.store.exchanges[1:]] == [module._MOST_SETTLES, 10]
+    assert [len(each.settles) for each in bench.store.exchanges[1:]] == [fitting.MOST_SETTLES, 10]
 
 
 async def test_one_exchange_carries_bounded_bytes_but_always_one_save(bench: Bench) -> None:
-    large = "x" * module._MOST_BYTES
+    large = "x" * fitting.MOST_BYTES
     await asyncio.gather(*(bench.pump.save(save(token, body=large)) for token in (1, 2, 3)))
     assert [len(each.saves) for each in bench.store.exchanges[1:]] == [1, 1, 1]
 
 
 async def test_ends_and_saves_share_the_bytes_of_an_exchange(bench: Bench) -> None:
-    large = "x" * (module._MOST_BYTES // 2)
+    large = "x" * (fitting.MOST_BYTES // 2)
     saving = bench.pump.save(save(1, body=large))
     for token in range(2, 7):
         bench.pump.settle(settle(token, body=large))
@@ -169,7 +170,7 @@ async def test_ends_and_saves_share_the_bytes_of_an_exchange(bench: Bench) -> No
 
 
 async def test_an_end_that_is_too_large_for_any_exchange_goes_alone(bench: Bench) -> None:
-    large = "x" * (module._MOST_BYTES + 1)
+    large = "x" * (fitting.MOST_BYTES + 1)
     for token in (1, 2):
         bench.pump.settle(settle(token, body=large))
     bench.pump.settle(settle(3))
@@ -184,7 +185,7 @@ def watch(number: int) -> Watch:
 async def test_new_watches_are_asked_for_at_once_and_the_others_by_turns(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_WATCHES", 4)
+    monkeypatch.setattr(watching, "MOST_WATCHES", 4)
 
     def asked(exchange: Exchange) -> list[int]:
         return [int(each.wait.target) for each in exchange.watches]

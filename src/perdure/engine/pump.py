@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from perdure.backoff import pauses
 from perdure.clock import Alarm, Clock
+from perdure.engine.ahead import Ahead
 from perdure.engine.firing import Firing
+from perdure.engine.fitting import fitting_saves, fitting_settles
+from perdure.engine.watching import Watches
 from perdure.errors import InvalidInput, PerdureError, StoreUnavailable, id_conflict
 from perdure.failures import encode_failure
 from perdure.model import Fire, Millis
@@ -50,20 +52,14 @@ must not become as many exchanges."""
 _AGAIN = 0.2
 """Seconds until what a part of the store did not take is said again, unless there is something else to say before."""
 
+_TURNS_AHEAD = 4
+"""Turns of the event loop that the ends of runs wait for what the next runs say, as long as there are runs in hand."""
+
 _IN_STEP = 8
 """How many runs an answer has to move on for it to be handed out in two halves."""
 
 _LAST_SERIAL = (1 << 32) - (1 << 24)
 """From here on an incarnation claims nothing more: a token has 32 bits for the serial. What it has goes on."""
-
-_MOST_SAVES = 200
-_MOST_SETTLES = 200
-_MOST_BYTES = 1024 * 1024
-"""What one exchange carries of checkpoints (two for one that starts a run) and ends, at most, but always one: so no
-store is busy with it for long. The bytes are for both together."""
-
-_MOST_WATCHES = 200
-"""How many waits one exchange asks for that were asked for before: they take turns. New ones are asked for at once."""
 
 _Pending: TypeAlias = tuple[Save, asyncio.Future[Existed | None]]
 
@@ -83,7 +79,9 @@ class Owner(Protocol):
 class Pump:
     """Collects what runs have to say, exchanges it with the store, and hands out what comes back."""
 
-    def __init__(self, store: Store, clock: Clock, *, free: Callable[[], int], begin: Callable[[Claim], None]) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, *, free: Callable[[], int], begin: Callable[[Claim], None], ahead: int = 0
+    ) -> None:
         self._store = store
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -92,11 +90,7 @@ class Pump:
         self.owners: dict[int, Owner] = {}
         self._saves: list[_Pending] = []
         self._settles: list[Settle] = []
-        self._watches: dict[tuple[int, str], Watch] = {}
-        """In the order of their turns."""
-        self._new_watches: dict[tuple[int, str], Watch] = {}
-        self._in_round = 0
-        """How many watches are left to ask for since something may have changed in the store."""
+        self._watches = Watches()
         self._told: dict[int, Told] = {}
         self._fires: list[Fire] = []
         self._firing = Firing()
@@ -111,6 +105,9 @@ class Pump:
         self._serial = 0
         self._worker = 0
         self._last_queue = ""
+        self._ahead = Ahead(ahead, self._hand_back, time=self._loop.time)
+        self._followed = False
+        """Whether a run that was claimed ahead has begun since the last exchange."""
         self._coming: list[Claim] = []
         """Claims that are begun as soon as the next exchange is on its way."""
         self._stopping = False
@@ -140,9 +137,7 @@ class Pump:
     def watch(self, watch: Watch) -> None:
         """Asks at once, and then with every exchange (of many watches some, by turns), until `unwatch`, whether a wait
         is true."""
-        key = watch.token, watch.wait.key
-        if key not in self._watches and key not in self._new_watches:
-            self._new_watches[key] = watch
+        if self._watches.add(watch):
             self.look()
 
     def tell(self, told: Told) -> None:
@@ -151,8 +146,14 @@ class Pump:
         self._look_soon()
 
     def unwatch(self, token: int, key: str) -> None:
-        self._watches.pop((token, key), None)
-        self._new_watches.pop((token, key), None)
+        self._watches.remove(token, key)
+
+    def freed(self) -> None:
+        """A slot is free: what was claimed ahead begins."""
+        while self._ahead and self._free() and not self.dead:
+            self._begin(self._ahead.take())
+            self._followed = True
+        self.hint()
 
     def hint(self) -> None:
         """Something may have changed in the store."""
@@ -186,9 +187,13 @@ class Pump:
         try:
             while not self._stopping:
                 await self._woken()
+                await self._joined()
                 exchange, futures = self._collect()
                 reply = await self._send(exchange, futures)
                 if reply is not None:
+                    self._ahead.answered(len(exchange.settles), reply.more)
+                    if reply.gone:
+                        self._ahead.drop()
                     await self._hand_out(exchange, futures, reply)
                     if reply.gone or (self.worn and not self.owners and not self._settles):
                         return True
@@ -198,10 +203,12 @@ class Pump:
                 if timer is not None:
                     timer.cancel()
             self._looking = self._alarm = None
+            self._ahead.close()
 
     def drain(self) -> None:
         """Claims nothing more, and gives up the sessions of which nothing runs, the others as their last run ends."""
         self.claiming = False
+        self._ahead.clear()
         self.look()
 
     def stop(self) -> None:
@@ -231,6 +238,14 @@ class Pump:
             if self._hinted:  # there is no room, but it may be a cancellation
                 self._look_soon()
 
+    async def _joined(self) -> None:
+        """Lets the ends of runs wait for what those say that began in their place."""
+        for _ in range(_TURNS_AHEAD):
+            if not self._followed or self._saves or self._look or not self._settles:
+                break
+            await asyncio.sleep(0)
+        self._followed = False
+
     def _look_soon(self, after: float = _UNHURRIED) -> None:
         if self._looking is None:
             self._looking = self._loop.call_later(after, self.look)
@@ -256,17 +271,18 @@ class Pump:
         self._polling = self._loop.call_later(POLL * random.uniform(0.7, 1.0), self._poll)
 
     def _room(self) -> int:
-        return max(0, self._free() - len(self._coming)) if self.claiming and not self.worn else 0
+        """How many runs may be claimed."""
+        return max(0, self._free() + self._ahead.room - len(self._coming)) if self.claiming and not self.worn else 0
 
     def _collect(self) -> tuple[Exchange, list[_Pending]]:
-        count, size = _fitting(((2 if save.starts else 1, _size(save)) for save, _ in self._saves), _MOST_SAVES)
+        count, size = fitting_saves(save for save, _ in self._saves)
         saves, self._saves = self._saves[:count], self._saves[count:]
         settles: list[Settle] = []
         if not self._saves:  # a settle must not overtake a checkpoint of its run
-            count, _ = _fitting(((1, len(settle.body or "")) for settle in self._settles), _MOST_SETTLES, size)
+            count = fitting_settles(self._settles, size)
             settles, self._settles = self._settles[:count], self._settles[count:]
         if self._hinted or self._ask_all:
-            self._in_round = len(self._watches)
+            self._watches.begin_round()
         self._hinted = self._look = False
         if self._saves or self._settles:
             self._wake.set()
@@ -277,7 +293,7 @@ class Pump:
             saves=[save for save, _ in saves],
             settles=settles,
             slots=self._room(),
-            watches=self._asked(),
+            watches=self._watches.next(),
             told=list(self._told.values()),
             fires=self._fires,
             after=self._last_queue,
@@ -286,23 +302,9 @@ class Pump:
             draining=not self.claiming,
         )
         self._told, self._fires, self._ask_all = {}, [], False
-        return exchange, saves
-
-    def _asked(self) -> list[Watch]:
-        """The waits that the next exchange asks for: the new ones, and of the others those whose turn it is."""
-        if not (self._watches or self._new_watches):
-            self._in_round = 0
-            return []
-        turn = list(islice(self._watches, _MOST_WATCHES))
-        for key in turn:
-            self._watches[key] = self._watches.pop(key)
-        self._in_round = min(self._in_round, len(self._watches)) - len(turn)
-        if self._in_round > 0:
+        if self._watches.in_round:
             self._look_soon()
-        asked = [*map(self._watches.__getitem__, turn), *self._new_watches.values()]
-        self._watches |= self._new_watches
-        self._new_watches = {}
-        return asked
+        return exchange, saves
 
     def _all_owned(self, settles: list[Settle]) -> list[tuple[Ref, int]]:
         """What the store may believe to be this worker's: what runs, and what it has not been told the end of."""
@@ -458,10 +460,16 @@ class Pump:
         """Begins what was claimed. A store may claim for a worker that waits before it hears that this one stops:
         that is handed back, for others to begin."""
         for claim in claims:
-            if self.claiming:
+            if not self.claiming:
+                self._hand_back(claim)
+            elif self._free() and not self._ahead:
                 self._begin(claim)
             else:
-                self.settle(Settle(claim.ref, claim.token, To.RELEASE))
+                self.owners[claim.token] = self._ahead.put(claim)
+
+    def _hand_back(self, claim: Claim) -> None:
+        self.owners.pop(claim.token, None)
+        self.settle(Settle(claim.ref, claim.token, To.RELEASE))
 
     def _set_alarm(self, at: Millis | None) -> None:
         if at == self._alarm_at and self._alarm is not None:
@@ -474,22 +482,6 @@ class Pump:
     def _rang(self) -> None:
         self._alarm = None
         self.hint()
-
-
-def _fitting(items: Iterable[tuple[int, int]], most: int, size: int = 0) -> tuple[int, int]:
-    """How many of these, each with the work and the bytes that it makes, go into one exchange that has `size` bytes
-    already, and the bytes that it has then: a fan-out of thousands must not become one huge call."""
-    count = work = 0
-    for effort, length in items:
-        work += effort
-        if (count or size) and (work > most or size + length > _MOST_BYTES):
-            break
-        count, size = count + 1, size + length
-    return count, size
-
-
-def _size(save: Save) -> int:
-    return len(save.checkpoint.body or "") + (len(save.starts.input) if save.starts is not None else 0)
 
 
 def _fail(future: asyncio.Future[Existed | None], error: BaseException) -> None:
