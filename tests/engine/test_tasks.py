@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
 
-from perdure import App
+from perdure import App, testing, wait_signal
 from perdure.errors import StoreUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -53,3 +54,28 @@ async def test_a_worker_that_can_not_begin_leaves_the_task_factory(monkeypatch: 
                 with pytest.raises(StoreUnavailable, match="just now"):
                     await app.worker().start()
             assert asyncio.get_running_loop().get_task_factory() is None
+
+
+async def test_waits_in_a_finally_block_are_no_error_when_a_run_is_put_away(caplog: pytest.LogCaptureFixture) -> None:
+    app = App("sqlite://")
+
+    async def wait() -> list[str]:
+        seen: list[str] = []
+        try:
+            seen.append(await wait_signal("go", str))
+        finally:
+            seen.append(await wait_signal("last", str))
+        return seen
+
+    @app.workflow
+    async def flow() -> list[str]:
+        return await asyncio.shield(wait())
+
+    async with testing.run(app) as sandbox:
+        run = await flow.start()
+        await sandbox.settle()
+        await run.signal("go", "went")
+        await sandbox.settle()
+        await run.signal("last", "left")
+        assert await run.result() == ["went", "left"]
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []

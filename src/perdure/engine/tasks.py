@@ -92,8 +92,9 @@ def _close(task: asyncio.Task[Any]) -> None:
         work = task.get_coro()
         if work is not None:
             work.close()
-    except (RuntimeError, ValueError) as error:
-        # It awaited something in a `finally`, which it can't any more, or it is the code that runs just now.
+    except (RuntimeError, ValueError, asyncio.CancelledError) as error:
+        # It awaited something in a `finally`, which it can't any more, or called what does nothing any more; or it is
+        # the code that runs just now.
         logger.debug("code of a run that is over could not be closed: %s", error)
     except BaseException:
         logger.exception("code of a run that is over raised while it was closed")
