@@ -15,6 +15,7 @@ from perdure.engine.execution import Execution
 from perdure.engine.points import Point
 from perdure.engine.scope import Attempt
 from perdure.engine.steps import _Attempts
+from perdure.errors import InvalidInput
 from perdure.model import Checkpoint, Kind, Outcome
 
 pytestmark = pytest.mark.anyio
@@ -170,6 +171,25 @@ async def test_the_number_of_runs_is_bounded_and_the_report_says_so() -> None:
     assert report.runs == 5
     assert report.left_out == report.points - 3
     assert "crashes left out" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"at_most": 0}, "at_most is a whole number over 2, which is how many runs are undisturbed, not 0"),
+        ({"at_most": 2}, "at_most is a whole number over 2"),
+        ({"at_most": True}, "at_most is a whole number over 2, .*, not True"),
+        ({"at_most": 5.5}, "at_most is a whole number over 2, .*, not 5.5"),
+        ({"signals": "ab"}, r"signals are pairs of a name and a value, as in \[\('approve', True\)\], not 'ab'"),
+        ({"signals": {"more": 5}}, "signals are pairs of a name and a value, .*, not {'more': 5}"),
+        ({"signals": ["ab"]}, r"a signal is a pair of a name and a value, as in \('approve', True\), not 'ab'"),
+        ({"signals": [("more",)]}, r"a signal is a pair of a name and a value, .*, not \('more',\)"),
+        ({"signals": [(5, "more")]}, "a signal's name is a string of 1 to 200 printable characters, not 5"),
+    ],
+)
+def test_what_can_not_be_explored(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        testing.explore_crashes(everything, 1, **given)
 
 
 async def test_retries_are_not_taken_for_steps_that_run_too_often() -> None:

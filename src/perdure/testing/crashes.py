@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
 from typing import Any
@@ -15,9 +15,10 @@ from perdure.app import App
 from perdure.call import Call
 from perdure.engine.halt import Halt
 from perdure.engine.points import Point
-from perdure.errors import DecodingError
+from perdure.errors import DecodingError, InvalidInput
 from perdure.failures import decode_failure
 from perdure.model import Kind, Outcome, RunQuery, RunRecord, State, WaitFor
+from perdure.options import check_signal
 from perdure.stores.base import Store
 from perdure.stores.exchange import PAGE
 from perdure.testing.clock import VirtualClock
@@ -30,6 +31,9 @@ OpenStore = Callable[[VirtualClock], Store]
 
 _TURNS = 1000
 """How often a run may come to rest, and go on with time or a signal, before it counts as one without end."""
+
+_UNDISTURBED = 2
+"""Runs that show what is the same each time, before one is killed."""
 
 _CHILD_TOKEN = re.compile(r"\.[0-9a-f]{8}(?=/|$)")
 
@@ -62,9 +66,25 @@ def explore_crashes(
 
         report = await testing.explore_crashes(fulfil, order, signals=[("approve", Approval(by="ada"))])
         report.check()
+
+    Raises `InvalidInput` for signals that can't be, and for so few runs that no crash is among them.
     """
+    _check(signals, at_most)
     explorer = _Explorer(workflow, args, signals, before, same, open)
     return Call(lambda: explorer.explore(at_most, pairs=pairs), f"explore_crashes of {workflow.name}")
+
+
+def _check(signals: Signals, at_most: int) -> None:
+    if isinstance(signals, str | Mapping):
+        raise InvalidInput(f"signals are pairs of a name and a value, as in [('approve', True)], not {signals!r}")
+    for each in signals:
+        if not isinstance(each, Sequence) or isinstance(each, str) or len(each) != 2:
+            raise InvalidInput(f"a signal is a pair of a name and a value, as in ('approve', True), not {each!r}")
+        check_signal(each[0])
+    if not isinstance(at_most, int) or isinstance(at_most, bool) or at_most <= _UNDISTURBED:
+        raise InvalidInput(
+            f"at_most is a whole number over {_UNDISTURBED}, which is how many runs are undisturbed, not {at_most!r}"
+        )
 
 
 @dataclass
