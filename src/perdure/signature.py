@@ -19,6 +19,7 @@ from typing import Any, Required, cast, get_origin
 from msgspec import MsgspecError, json
 
 from perdure.errors import DecodingError, DefinitionError, InvalidInput
+from perdure.misspelt import misspelt
 from perdure.values import MISSING, Decoder, encode, encode_input, encode_stable, type_name
 
 
@@ -133,7 +134,8 @@ class Signature:
 
         An object whose names fit the parameters is taken as the arguments, an array as positional arguments. Where
         there is one parameter, anything else is its value. `null`, `{}` and nothing are a call without arguments.
-        Raises `InvalidInput` when no reading fits. The size isn't limited.
+        Raises `InvalidInput` when no reading fits, and for names that no field has: code passes over these, for newer
+        code may have sent them, but of a person they are a slip. The size isn't limited.
         """
         try:
             given: object = json.decode(text) if text.strip() else None
@@ -144,11 +146,14 @@ class Signature:
         misfits: list[InvalidInput] = []
         for args, kwargs in self._readings(given) if text.strip() else [_EMPTY_CALL]:
             try:
-                return self.encode(args, kwargs, limit=sys.maxsize)
+                encoded = self.encode(args, kwargs, limit=sys.maxsize)
             except InvalidInput as error:
                 misfits.append(error)
-        # Names that fit are what was meant. An array is rather the value of the one parameter.
-        raise misfits[0 if isinstance(given, dict) else -1]
+            else:
+                self._check_names(self._bind(args, kwargs))
+                return encoded
+        # Names that fit are what was meant, and `null` is. An array is rather the value of the one parameter.
+        raise misfits[-1 if isinstance(given, list) else 0]
 
     def digest(self, args: tuple[object, ...], kwargs: dict[str, object], limit: int) -> tuple[str, str]:
         """The arguments as JSON, by name and in sorted order, and a short hash of that; types are not checked.
@@ -290,6 +295,11 @@ class Signature:
                 raise self._misfit(str(error.__cause__)) from error
             place = path.rstrip("`")
             raise self._misfit(f"{place}: {reason[0].lower()}{reason[1:]}") from error
+
+    def _check_names(self, values: dict[str, object]) -> None:
+        for name, value in values.items():
+            if (slip := misspelt(self._hints.get(name, Any), value, name)) is not None:
+                raise self._misfit(slip)
 
     def _misfit(self, reason: str) -> InvalidInput:
         try:

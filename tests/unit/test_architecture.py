@@ -38,6 +38,7 @@ MODEL = {
         "cron",
         "errors",
         "failures",
+        "misspelt",
         "model",
         "rates",
         "retry",

@@ -330,6 +330,26 @@ def chosen(order: Order) -> None:
     raise NotImplementedError
 
 
+def mixed(things: dict[str, Order | list[Line] | None]) -> None:
+    raise NotImplementedError
+
+
+class Cat(msgspec.Struct, tag=True):
+    name: str
+
+
+class Dog(msgspec.Struct, tag=True):
+    bark: int
+
+
+def tagged(pet: Cat | Dog) -> None:
+    raise NotImplementedError
+
+
+def untyped(value: Any) -> None:
+    raise NotImplementedError
+
+
 def maybe(count: int | None = 5) -> None:
     raise NotImplementedError
 
@@ -463,6 +483,9 @@ def test_results_are_read_by_the_return_annotation() -> None:
         (nothing, " null ", ((), {})),
         (nothing, "{}", ((), {})),
         (nothing, "[]", ((), {})),
+        (mixed, '[{"a":null,"b":{"id":"7"}}]', ((), {"things": {"a": None, "b": Order("7")}})),
+        (tagged, '[{"type":"Dog","bark":1}]', ((), {"pet": Dog(1)})),
+        (untyped, '[{"a":{"b":1}}]', ((), {"value": {"a": {"b": 1}}})),
     ],
 )
 def test_json_of_a_person(fn: Callable[..., object], text: str, expected: object) -> None:
@@ -482,6 +505,18 @@ def test_json_of_a_person(fn: Callable[..., object], text: str, expected: object
         (chosen, "[1]", "order: expected `object`, got `array`"),
         (maybe, '"x"', r"count: expected `int \| null`, got `str`"),
         (nothing, "1", "give an object"),
+        (only, "null", "lines: expected `array`, got `null`"),
+        (fulfil, '{"order":{"id":"7","lnes":[]}}', r"order: Order has no field 'lnes' \(did you mean 'lines'\?\)"),
+        (chosen, '{"id":"7","count":1}', "order: Order has no field 'count'"),
+        (chosen, '{"order":{"id":"7","count":1}}', "order: Order has no field 'count'"),
+        (
+            fulfil,
+            '{"order":{"id":"7","lines":[{"sku":"a"},{"sku":"b","x":1}]}}',
+            r"order\.lines\[1\]: Line has no field",
+        ),
+        (mixed, '[{"a":{"id":"7","count":1}}]', r"things\.a: Order has no field 'count'"),
+        (mixed, '[{"a":[{"sku":"7"},{"suk":"7", "sku":"a"}]}]', r"things\.a\[1\]: Line has no field 'suk'"),
+        (tagged, '[{"type":"Cat","name":"x","bark":1}]', "pet: Cat has no field 'bark'"),
     ],
 )
 def test_json_of_a_person_that_does_not_fit(fn: Callable[..., object], text: str, says: str) -> None:
