@@ -111,6 +111,7 @@ def test_waiting_prints_the_result_as_json(perdure: Run, shop: Path) -> None:
         (["shop", "sell"], 1, "missing a required argument: 'item'; it takes (item: str, count: int = 1)"),
         (["shop", "sell", '["fig", "two"]'], 1, "count: expected `int`, got `str`"),
         (["shop", "sell", '{"itme": "fig"}'], 1, "error: workflow sell: "),
+        (["shop", "ship", "null"], 1, "error: workflow ship: order: expected `str`, got `null`; it takes (order: str)"),
         (["shop", "ship", '"x"', "--delay", "soon"], 2, "'soon' is no length of time; write 90, 90s, 15m, 2h30m or 3d"),
         (["shop", "ship", '"x"', "--delay", "5 weeks"], 2, "'5 weeks' is no length of time"),
         (["shop", "ship", '"x"', "--at", "tomorrow"], 2, "'tomorrow' is no time; write 2030-01-31T12:00:00Z"),

@@ -66,6 +66,10 @@ def test_an_app_inside_of_something(folder: Path) -> None:
         ("two_apps", r"several apps; say which one: two_apps:one, two_apps:two"),
         ("no_app", r"'no_app' has no App; make one"),
         (":app", r"names no module"),
+        (".", r"'\.' names no module; write MODULE:APP, such as shop:app; here are: one_app, two_apps"),
+        (".:app", r"'\.' names no module; write MODULE:APP"),
+        ("..", r"'\.\.' names no module; write MODULE:APP"),
+        ("./", r"is a directory; write MODULE:APP, such as shop:app; here are: one_app, two_apps"),
     ],
 )
 def test_what_can_not_be_found(folder: Path, spec: str, says: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from io import TextIOWrapper
 from typing import cast
@@ -10,7 +12,7 @@ import click
 
 from perdure.cli.admin import doctor, migrate, prune, workers
 from perdure.cli.batches import batches
-from perdure.cli.group import Commands, verbose_option
+from perdure.cli.group import Commands, fail, verbose_option
 from perdure.cli.limits import limits
 from perdure.cli.queues import queues, top
 from perdure.cli.runs import failures, runs, why
@@ -56,8 +58,22 @@ for _command in (
     cli.add_command(_command)
 
 
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
 def main() -> None:
     """The entry point."""
+    out = cast("TextIOWrapper", sys.stdout)
     # A terminal that lacks a character shows its number.
-    cast("TextIOWrapper", sys.stdout).reconfigure(errors="backslashreplace")
-    cli(prog_name="perdure")
+    out.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            cli(prog_name="perdure")
+        finally:
+            out.flush()
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        # What is left to be written can't be either, and Python would try once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        fail(f"the output could not be written: {error.strerror}")

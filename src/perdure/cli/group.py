@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from perdure.wording import did_you_mean
 F = TypeVar("F", bound=Callable[..., Any])
 
 _VERBOSE = "perdure.verbose"
+_INTERRUPTED = 128 + signal.SIGINT
+"""The exit code after Ctrl-C, where nothing was to be brought to a good end."""
 
 
 class Commands(click.Group):
@@ -61,6 +64,10 @@ class Commands(click.Group):
             if ctx.parent is not None or verbose(ctx):
                 raise
             fail(str(error))
+        except KeyboardInterrupt:
+            if ctx.parent is not None or verbose(ctx):
+                raise
+            raise SystemExit(_INTERRUPTED) from None
 
 
 def fail(message: str, code: int = 1) -> None:

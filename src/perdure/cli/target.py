@@ -30,6 +30,8 @@ class TargetError(PerdureError):
     """An app that can't be found or imported."""
 
 
+_WRITE = "write MODULE:APP, such as shop:app"
+
 _MAKING = {"migrate", "add", "set", "pause", "resume", "apply"}
 """Commands that may make a store that isn't there; the others only look."""
 
@@ -41,7 +43,7 @@ def load_app(spec: str) -> App:
     """
     place, name = _split(spec)
     if not place:
-        raise TargetError(f"{spec!r} names no module; write MODULE:APP, such as shop:app")
+        raise TargetError(f"{spec!r} names no module; {_WRITE}")
     module = _import_file(Path(place)) if _is_file(place) else _import_module(place)
     return _find(module, place, name)
 
@@ -104,6 +106,8 @@ def _is_file(place: str) -> bool:
 
 def _import_file(path: Path) -> ModuleType:
     path = path.resolve()
+    if path.is_dir():
+        raise TargetError(f"{path} is a directory; {_WRITE}{_listed(_modules(path))}")
     if not path.is_file():
         nearby = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise TargetError(f"there is no file {path}{did_you_mean(path.name, nearby)}")
@@ -121,16 +125,25 @@ def _import_file(path: Path) -> ModuleType:
 
 def _import_module(name: str) -> ModuleType:
     here = Path.cwd()
+    if name.startswith("."):
+        raise TargetError(f"{name!r} names no module; {_WRITE}{_listed(_modules(here))}")
     try:
         return _import(name, here)
     except ModuleNotFoundError as error:
-        known = sorted(
-            [each.stem for each in here.glob("*.py")] + [each.parent.name for each in here.glob("*/__init__.py")]
-        )
-        listed = f"; here are: {', '.join(known[:10])}" if known else ""
+        known = _modules(here)
         raise TargetError(
-            f"there is no module {error.name!r} in {here} or installed{did_you_mean(name, known)}{listed}"
+            f"there is no module {error.name!r} in {here} or installed{did_you_mean(name, known)}{_listed(known)}"
         ) from error
+
+
+def _modules(directory: Path) -> list[str]:
+    return sorted(
+        [each.stem for each in directory.glob("*.py")] + [each.parent.name for each in directory.glob("*/__init__.py")]
+    )
+
+
+def _listed(modules: list[str]) -> str:
+    return f"; here are: {', '.join(modules[:10])}" if modules else ""
 
 
 def _import(name: str, root: Path) -> ModuleType:
