@@ -109,6 +109,9 @@ class Interpreter:
         except Exception as error:
             self._saw(where, type(error).__name__)
             raise
+        except GeneratorExit:
+            self._seen = []  # It is put away: what it does on its way out is nothing that it has seen.
+            raise
         self._saw(where, outcome)
         return outcome
 
@@ -177,9 +180,6 @@ class Interpreter:
             return await self.run(body, f"{where}t")
         except Exception:
             return await self.run(handler, f"{where}e")
-        except GeneratorExit:
-            self._seen = []  # It is put away: what it does on its way out is nothing that it has seen.
-            raise
         finally:
             await self.run(last, f"{where}f")
 
