@@ -70,6 +70,36 @@ async def test_every_loop_works_again_within_two_seconds(
     assert [look for each in looks for look in each.items() if look[1] > SOON] == []
 
 
+@pytest.mark.parametrize("kind", [_postgres, _redis], ids=["postgres", "redis"])
+async def test_a_server_that_hung_for_longer_than_a_lease_takes_no_runs_from_those_who_live(
+    kind: Callable[[], AbstractContextManager[Server]], tmp_path: Path
+) -> None:
+    """What lay with it meanwhile is done first when it goes on: also to look whose lease has ended."""
+    with kind() as server:
+        world = World(f"{server.url}?connect_timeout=2", tmp_path)
+        try:
+            fleet = [await world.serving(lease=1.5, concurrency=5) for _ in range(2)]
+            runs = await world.flows.holding.start_many([("gate", False)] * 8)
+            await until(lambda: world.log.count("ran") == 8, "the runs are at work")
+            server.freeze()
+            await asyncio.sleep(3)  # twice the lease
+            server.freeze(frozen=False)
+            store = await world.app.client.store()
+            await until(lambda: _all_renewed(store), "both have their leases again")
+            looked = [worker.lease_until for worker in await store.workers()]
+            await until(lambda: _all_renewed(store, after=max(looked)), "they have looked for dead ones since")
+            world.open_gate("gate")
+            assert {await run.result() for run in runs} == {process.pid for process in fleet}
+            await world.all_once(8)
+        finally:
+            server.freeze(frozen=False)
+            await world.close()
+
+
+async def _all_renewed(store: Store, *, after: int = 0) -> bool:
+    return [worker.lease_until > after for worker in await store.workers()] == [True, True]
+
+
 async def outage(server: Server, directory: Path, begin: Callable[[], None], end: Callable[[], None]) -> dict[str, int]:
     """Has a server go away under load and come back, and all work end; returns how many looks it took until each loop
     was seen to work again."""

@@ -8,6 +8,7 @@ import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from secrets import token_hex
 from typing import Any
@@ -159,7 +160,7 @@ class Worker:
         self._stopping = False
         self._patience = _FAREWELL
         self._held_up = False
-        """Whether the last look for dead workers failed, or their store was away: those who live seem dead then."""
+        """Whether the last look for dead workers failed, or took long: those who live seem dead then."""
         self._prune_limit = PRUNE_LIMIT
         self._subscription: Subscription | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -348,8 +349,9 @@ class Worker:
             self._held_up = not renewed
             return
         self._held_up = True
+        asked = time.monotonic()
         count = await self.runtime.store.reclaim()
-        self._held_up = False
+        self._held_up = time.monotonic() - asked >= _RECLAIM_PAUSE
         if count:
             logger.warning("took back %d runs of workers that died", count)
             self.runtime.pump.hint()

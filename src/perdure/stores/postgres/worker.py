@@ -12,6 +12,7 @@ from perdure.stores.base import Registration
 from perdure.stores.postgres.session import Session, parse
 from perdure.stores.postgres.sql import load
 from perdure.stores.postgres.url import Location
+from perdure.stores.shared.leases import was_held_up
 from perdure.wording import shortened
 
 _Suspects = msgspec.json.Decoder(list[Suspect])
@@ -48,7 +49,10 @@ async def register(db: Session, location: Location, worker: Registration) -> int
 
 
 async def reclaim(db: Session) -> int:
-    """Takes back the runs of all incarnations whose lease has ended; returns how many."""
+    """Takes back the runs of all incarnations whose lease has ended; returns how many. None are while the server is
+    late: those who live get the time until the next look to renew."""
+    if await was_held_up(db.time()):
+        return 0
     return await _take_back(db, None) or 0
 
 

@@ -10,6 +10,7 @@ from perdure.blame import Suspect, judge
 from perdure.causes import POISONED, poisoned
 from perdure.model import Json, State
 from perdure.stores.base import Registration, Topic
+from perdure.stores.shared.leases import HELD_UP
 from perdure.stores.sqlite.control import end_held
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.settle import keep_causes, take_numbers
@@ -21,9 +22,6 @@ _OUTCOMES = load("exchange")["outcomes"]
 
 _LONG = 200
 """Milliseconds from which on a transaction matters to the leases."""
-
-HELD_UP = 0.5
-"""Seconds from which on who waited for the lock may find leases ended that nobody could renew meanwhile."""
 
 _Suspects = msgspec.json.Decoder(list[Suspect])
 _Ids = msgspec.json.Decoder(list[int])
