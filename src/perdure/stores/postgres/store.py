@@ -44,6 +44,7 @@ from perdure.stores.postgres.session import Session, encode
 from perdure.stores.postgres.told import ToldSubscription, WorkSubscription
 from perdure.stores.postgres.url import Location
 from perdure.stores.postgres.within import Home, WithinTransaction
+from perdure.stores.shared.leases import Promptness
 from perdure.stores.shared.results import Results
 from perdure.stores.shared.schedules import read_schedules
 
@@ -60,6 +61,7 @@ class PostgresStore:
         self._desk = Desk(self._workers, self._look_again)
         self._home = Home(location)
         self._results = Results()
+        self._promptness = Promptness()
 
     @property
     def calls(self) -> int:
@@ -233,7 +235,7 @@ class PostgresStore:
         return await self._desk.exchange(exchange)
 
     async def reclaim(self) -> int:
-        return await workers.reclaim(self._workers)
+        return await workers.reclaim(self._workers, self._promptness)
 
     async def bury(self, name: str) -> int:
         return await workers.bury(self._workers, name)

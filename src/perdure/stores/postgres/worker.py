@@ -12,7 +12,7 @@ from perdure.stores.base import Registration
 from perdure.stores.postgres.session import Session, parse
 from perdure.stores.postgres.sql import load
 from perdure.stores.postgres.url import Location
-from perdure.stores.shared.leases import was_held_up
+from perdure.stores.shared.leases import Promptness
 from perdure.wording import shortened
 
 _Suspects = msgspec.json.Decoder(list[Suspect])
@@ -48,10 +48,10 @@ async def register(db: Session, location: Location, worker: Registration) -> int
     )
 
 
-async def reclaim(db: Session) -> int:
-    """Takes back the runs of all incarnations whose lease has ended; returns how many. None are while the server is
-    late: those who live get the time until the next look to renew."""
-    if await was_held_up(db.time()):
+async def reclaim(db: Session, promptness: Promptness) -> int:
+    """Takes back the runs of all incarnations whose lease has ended; returns how many. None are when the server
+    hung until now: those who live get the time until the next look to renew."""
+    if await promptness.hung(db.time()):
         return 0
     return await _take_back(db, None) or 0
 

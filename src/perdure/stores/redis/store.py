@@ -57,6 +57,7 @@ from perdure.stores.redis.pushes import Hands
 from perdure.stores.redis.scripts import load
 from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.url import Location
+from perdure.stores.shared.leases import Promptness
 from perdure.stores.shared.results import Results
 
 
@@ -69,6 +70,7 @@ class RedisStore:
         self._db = Session(self._redis, now)
         self._hands = Hands(location)
         self._results = Results()
+        self._promptness = Promptness()
 
     @property
     def calls(self) -> int:
@@ -238,7 +240,7 @@ class RedisStore:
         return await exchanging.exchange(self._db, self._hands, exchange)
 
     async def reclaim(self) -> int:
-        return await workers.reclaim(self._db)
+        return await workers.reclaim(self._db, self._promptness)
 
     async def bury(self, name: str) -> int:
         return await workers.bury(self._db, name)

@@ -9,7 +9,7 @@ from perdure.stores.base import Registration
 from perdure.stores.redis import chores
 from perdure.stores.redis.batches import tidy
 from perdure.stores.redis.session import Session
-from perdure.stores.shared.leases import was_held_up
+from perdure.stores.shared.leases import Promptness
 
 
 class Taken(Struct):
@@ -40,10 +40,10 @@ async def register(db: Session, worker: Registration, number: int | None = None)
     return registered.number
 
 
-async def reclaim(db: Session) -> int:
-    """Takes back the runs of all incarnations whose lease has ended; returns how many. None are while the server is
-    late: those who live get the time until the next look to renew."""
-    if await was_held_up(db.call("now")):
+async def reclaim(db: Session, promptness: Promptness) -> int:
+    """Takes back the runs of all incarnations whose lease has ended; returns how many. None are when the server
+    hung until now: those who live get the time until the next look to renew."""
+    if await promptness.hung(db.call("now")):
         return 0
     return await _take_back(db, {})
 

@@ -46,6 +46,7 @@ from perdure.stores.redis.keeper import LeaseKeeper
 from perdure.stores.redis.scripts import load
 from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.url import Location
+from perdure.stores.shared.leases import Promptness
 
 
 class ClusterStore:
@@ -58,6 +59,7 @@ class ClusterStore:
         self._parts = Parts(self._redis, now, self._wakes.note)
         self._places = Places(self._parts)
         self._exchanger = Exchanger(self._places, self._wakes)
+        self._promptness = Promptness()
 
     @property
     def calls(self) -> int:
@@ -249,7 +251,7 @@ class ClusterStore:
         return await self._exchanger.exchange(exchange)
 
     async def reclaim(self) -> int:
-        return await workers.take_back(self._parts)
+        return await workers.reclaim(self._parts, self._promptness)
 
     async def bury(self, name: str) -> int:
         return await workers.take_back(self._parts, name)

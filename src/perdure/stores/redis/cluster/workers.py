@@ -12,7 +12,7 @@ from perdure.stores.base import Registration
 from perdure.stores.redis import batches, chores, worker
 from perdure.stores.redis.cluster.parts import Parts, together
 from perdure.stores.redis.session import Session
-from perdure.stores.shared.leases import was_held_up
+from perdure.stores.shared.leases import Promptness
 
 _MOST = 7
 """The most incarnations that one script forgets."""
@@ -41,9 +41,16 @@ async def register(parts: Parts, registration: Registration) -> int:
     return number
 
 
+async def reclaim(parts: Parts, promptness: Promptness) -> int:
+    """Takes back the runs of incarnations that have died; returns how many. None are when a server hung until now:
+    those who live get the time until the next look to renew."""
+    if await promptness.hung(parts.each(lambda session: session.call("now"))):
+        return 0
+    return await take_back(parts)
+
+
 async def take_back(parts: Parts, name: str | None = None) -> int:
-    """Takes back the runs of incarnations that have died, or of those with a name; returns how many. Nobody counts as
-    dead while a server is late: those who live get the time until the next look to renew.
+    """Takes back the runs of incarnations that have died, or of those with a name; returns how many.
 
     The first partition says which have died. Where it has forgotten one that others know yet, since whoever took it
     back came no further, its lease there ends as well. Which runs are blamed is decided for all partitions together.
@@ -52,8 +59,6 @@ async def take_back(parts: Parts, name: str | None = None) -> int:
     async def leases(session: Session) -> tuple[list[int], list[int], bool]:
         return await session.call("leases", {} if name is None else {"name": name}, reads=_Leases)
 
-    if name is None and await was_held_up(parts.each(lambda session: session.call("now"))):
-        return 0
     found = await parts.each(leases)
     dead = sorted({number for ended, _, _ in found for number in ended} - {*found[0][1]})
     taken = 0
