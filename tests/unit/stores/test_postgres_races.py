@@ -23,13 +23,14 @@ from conformance.kit import (
     of_queue,
     record,
     save,
+    settle,
     start,
     worker,
 )
 from perdure.errors import InvalidInput, RunNotEnded, RunNotFound
-from perdure.model import MOST_LABELS, Limits, Rate, Retention, State
+from perdure.model import MOST_LABELS, Limits, OnConflict, Rate, Retention, Start, State, Unique
 from perdure.stores.base import Topic
-from perdure.stores.exchange import To
+from perdure.stores.exchange import Claim, To
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres.connect import Connection, connect
 from perdure.stores.postgres.pool import Connections
@@ -375,3 +376,38 @@ async def test_the_rate_of_a_group_holds_that_became_ready_while_a_claim_waited(
     reply = await claiming
     assert (ids(reply.claims), reply.more) == (["plain"], True)
     assert ids(await ada.claim()) == ["g0"]
+
+
+# --- claims
+
+
+@asynccontextmanager
+async def claiming(database: Database, second: Start) -> AsyncGenerator[tuple[Held, asyncio.Task[list[Claim]]]]:
+    """A claim of two runs that stands still when it has found both but locked the first one alone, whose checkpoints it
+    weighs; it goes on when the transaction that has these commits."""
+    store = database.store
+    ada = await worker(store)
+    await store.enqueue([start("first"), second])
+    await ada.settle(await ada.claim_one(), To.RELEASE)
+    async with database.held() as held:
+        await held.call("LOCK TABLE perdure.checkpoint")
+        yield held, await database.waiting(ada.claim(2))
+
+
+async def test_a_run_that_is_replaced_during_a_claim_is_claimed_with_its_new_input(database: Database) -> None:
+    unique = Unique("k", OnConflict.REPLACE)
+    async with claiming(database, start("second", input="1", unique=unique)) as (held, task):
+        await database.store.enqueue([start(input="2", unique=unique)])
+        await held.commit()
+        assert [(claim.id, claim.input) for claim in await task] == [("first", "null"), ("second", "2")]
+
+
+async def test_a_run_that_another_one_had_during_a_claim_is_claimed_with_its_checkpoints(database: Database) -> None:
+    bob = await worker(database.store)
+    async with claiming(database, start("second")) as (held, task):
+        there = held.worker(bob)
+        claim = await there.claim_one()
+        await there.exchange(saves=[save(claim, checkpoint("step:1"))], settles=[settle(claim, To.RELEASE)])
+        await held.commit()
+        first, second = await task
+        assert (first.id, second.id, [each.key for each in second.checkpoints]) == ("first", "second", ["step:1"])

@@ -202,6 +202,7 @@ DECLARE
     _belows bigint[] := ARRAY[2147483648];
     _queues text[] := ARRAY[''];
     _taken record;
+    _particulars text[];
     _begun bigint;
     _claims claims;
 BEGIN
@@ -250,10 +251,10 @@ BEGIN
     END IF;
     SELECT
         array_agg(q.seq) AS refs, array_agg(q.id) AS ids, array_agg(q.lane) AS lanes, array_agg(q.input) AS inputs,
-        array_agg(q.attempt) AS attempts, array_agg(q.created_at) AS created_ats, array_agg(q.particulars) AS particulars,
-        array_agg(_first - 1 + q.number) AS tokens, array_agg(q.bytes) AS sizes, sum(q.bytes) AS bytes,
-        array_agg(q.queue) AS queues, array_agg(q.priority) AS priorities, array_agg(q.place) AS places,
-        array_agg(q.session) FILTER (WHERE q.session IS NOT NULL) AS sessions
+        array_agg(q.attempt) AS attempts, array_agg(q.created_at) AS created_ats, array_agg(q.is_plain) AS plain,
+        bool_and(q.is_plain) AS all_plain, array_agg(_first - 1 + q.number) AS tokens, array_agg(q.bytes) AS sizes,
+        sum(q.bytes) AS bytes, array_agg(q.queue) AS queues, array_agg(q.priority) AS priorities,
+        array_agg(q.place) AS places, array_agg(q.session) FILTER (WHERE q.session IS NOT NULL) AS sessions
     INTO _taken
     FROM (
         SELECT
@@ -264,15 +265,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT
                 l.seq, l.lane, l.priority, l.place, l.attempt, l.session, l.started_at IS NOT NULL AS begun,
-                CASE
-                    WHEN is_particular(l) THEN particulars(l)
-                    WHEN l.grp IS NOT NULL OR l.session IS NOT NULL THEN (
-                        SELECT json_build_object(
-                            'group', (SELECT g.key FROM grp AS g WHERE g.id = l.grp),
-                            'session', (SELECT s.key FROM session AS s WHERE s.id = l.session)
-                        )::text
-                    )
-                END AS particulars
+                NOT is_particular(l) AND l.grp IS NULL AND l.session IS NULL AS is_plain
             FROM live AS l
             WHERE l.lane = t.lane AND l.owner = t.owner AND l.state = 'queued' AND l.held IS NULL
                 AND (l.priority, l.place) > (t.priority, t.place) AND l.priority < t.below
@@ -308,6 +301,26 @@ BEGIN
             _floor_places
         );
     END IF;
+    IF NOT _taken.all_plain THEN
+        -- Of what was locked after somebody had changed it all else was read as it had been before.
+        SELECT
+            array_agg(coalesce(x.input, e.input) ORDER BY e.number), array_agg(x.particulars ORDER BY e.number)
+        INTO _taken.inputs, _particulars
+        FROM unnest(_taken.refs, _taken.inputs, _taken.plain) WITH ORDINALITY AS e (ref, input, is_plain, number)
+        LEFT JOIN LATERAL (
+            SELECT
+                r.input,
+                CASE
+                    WHEN is_particular(l) THEN particulars(l)
+                    ELSE json_build_object(
+                        'group', (SELECT g.key FROM grp AS g WHERE g.id = l.grp),
+                        'session', (SELECT s.key FROM session AS s WHERE s.id = l.session)
+                    )::text
+                END AS particulars
+            FROM live AS l JOIN run AS r ON r.seq = l.seq
+            WHERE l.seq = e.ref AND NOT e.is_plain OFFSET 0
+        ) AS x ON true;
+    END IF;
     -- By now others may have queued what was not due at the time of this exchange. Read when all are locked.
     _begun := coalesce(_clock, clock_ms());
     UPDATE live AS l SET
@@ -321,7 +334,7 @@ BEGIN
     _claims.inputs := _taken.inputs;
     _claims.attempts := _taken.attempts;
     _claims.created_ats := _taken.created_ats;
-    _claims.particulars := _taken.particulars;
+    _claims.particulars := coalesce(_particulars, array_fill(NULL::text, ARRAY[cardinality(_taken.refs)]));
     IF _taken.sessions IS NOT NULL THEN
         PERFORM reseat(_now, _taken.sessions);
     END IF;
