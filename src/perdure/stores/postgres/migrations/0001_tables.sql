@@ -77,8 +77,8 @@ CREATE TABLE live (
     due bigint,                           -- of one that waits behind others to begin: not before then, and the time
     timeout bigint,                       -- that it has from when it may; NULL as soon as it is queued or scheduled
     started_at bigint,
-    -- Who may claim it: 0 anybody, -1 whoever may own one more session, a worker. Short, as live_ready has it, and since
-    -- tokens leave fewer bits than these to the ids of workers.
+    -- Who may claim it: 0 anybody, -1 whoever may own one more session, a worker. Short, since tokens leave fewer bits than
+    -- these to the ids of workers.
     owner integer NOT NULL DEFAULT 0,
     lane integer NOT NULL,
     priority integer NOT NULL,
@@ -107,10 +107,12 @@ CREATE TABLE live (
     autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 20000,
     autovacuum_analyze_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 1
 );
--- The ready set: claimable runs, nothing else, in the order in which they are claimed.
--- Places ascend, so its pages are filled one after the other.
-CREATE INDEX live_ready ON live (lane, owner, priority, place) WITH (fillfactor = 100)
-WHERE state = 'queued' AND held IS NULL;
+-- The ready set: claimable runs, nothing else, in the order in which they are claimed. Those of sessions are apart: the
+-- others are many, and their entries small. Places ascend, so its pages are filled one after the other.
+CREATE INDEX live_ready ON live (lane, priority, place) WITH (fillfactor = 100)
+WHERE state = 'queued' AND held IS NULL AND owner = 0;
+CREATE INDEX live_ready_session ON live (lane, owner, priority, place)
+WHERE state = 'queued' AND held IS NULL AND owner <> 0;
 CREATE INDEX live_timer ON live (wake_at) WHERE wake_at IS NOT NULL;
 CREATE INDEX live_deadline ON live (deadline) WHERE deadline IS NOT NULL AND cancelling IS NULL;
 CREATE INDEX live_owned ON live (worker, token, lane) WHERE state = 'running';

@@ -171,24 +171,34 @@ CREATE TYPE claims AS (
 );
 
 -- Whether any run of lanes is ready for one of some owners. Looks at the last ones first: before the others lie the
--- entries of runs that were claimed, until a VACUUM removes these. Uses live_ready. In this language plans are kept.
+-- entries of runs that were claimed, until a VACUUM removes these. Uses live_ready and live_ready_session. In this
+-- language plans are kept.
 CREATE FUNCTION any_ready(_lanes integer[], _owners bigint[]) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN EXISTS (
+        SELECT 1 FROM unnest(_lanes) AS a (lane)
+        CROSS JOIN LATERAL (
+            SELECT 1 FROM live AS l
+            WHERE 0 = ANY (_owners) AND l.lane = a.lane AND l.owner = 0 AND l.state = 'queued' AND l.held IS NULL
+            ORDER BY l.priority DESC, l.place DESC LIMIT 1
+        ) AS q
+    ) OR EXISTS (
         SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
         CROSS JOIN LATERAL (
             SELECT 1 FROM live AS l
-            WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
+            WHERE l.lane = a.lane AND l.owner = o.owner AND l.owner <> 0 AND l.state = 'queued' AND l.held IS NULL
             ORDER BY l.priority DESC, l.place DESC LIMIT 1
         ) AS q
+        WHERE o.owner <> 0
     );
 END $$;
 
 -- Gives the first ready runs of lanes to a worker, as long as they fit into the bytes; `_first` is the token of the first
--- one. Queues take turns, beginning behind `_after`. Walks at most `_slots` entries of live_ready for each lane and locks
--- no run that it does not take, but for those that are too big; runs that others have in hand are passed over. `_floors`
--- tells of lanes up to which place of which priority there was nothing ready for anybody, as pairs in the order of
--- `_floor_lanes`: what lies there is walked only if there are fewer than `_slots` behind it.
+-- one. Queues take turns, beginning behind `_after`. Walks at most `_slots` entries of live_ready for each lane, and of
+-- live_ready_session for each owner; each query says which of the two it is about, else neither would be used. Locks no run
+-- that it does not take, but for those that are too big; runs that others have in hand are passed over. `_floors` tells of
+-- lanes up to which place of which priority there was nothing ready for anybody, as pairs in the order of `_floor_lanes`:
+-- what lies there is walked only if there are fewer than `_slots` behind it.
 CREATE FUNCTION claim(
     _clock bigint, _now bigint, _worker bigint, _lanes integer[], _owners bigint[], _slots integer, _after text, _first bigint,
     _bytes bigint, _floor_lanes integer[], _floor_priorities integer[], _floor_places bigint[]
@@ -232,10 +242,20 @@ BEGIN
                             (e.priority, e.place, 2147483648)
                     ) AS s (priority, place, below)
                     CROSS JOIN LATERAL (
-                        SELECT l.priority, l.place FROM live AS l
-                        WHERE l.lane = a.id AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
-                            AND (l.priority, l.place) > (s.priority, s.place) AND l.priority < s.below
-                        ORDER BY l.priority, l.place LIMIT _slots
+                        (
+                            SELECT l.priority, l.place FROM live AS l
+                            WHERE o.owner = 0 AND l.lane = a.id AND l.owner = 0 AND l.state = 'queued' AND l.held IS NULL
+                                AND (l.priority, l.place) > (s.priority, s.place) AND l.priority < s.below
+                            ORDER BY l.priority, l.place LIMIT _slots
+                        )
+                        UNION ALL
+                        (
+                            SELECT l.priority, l.place FROM live AS l
+                            WHERE l.lane = a.id AND l.owner = o.owner AND l.owner <> 0 AND l.state = 'queued'
+                                AND l.held IS NULL
+                                AND (l.priority, l.place) > (s.priority, s.place) AND l.priority < s.below
+                            ORDER BY l.priority, l.place LIMIT _slots
+                        )
                     ) AS q
                     WHERE a.id = ANY (_lanes)
                     ORDER BY turn, a.queue <= _after, a.queue LIMIT _slots
@@ -263,13 +283,24 @@ BEGIN
         FROM unnest(_takes, _from, _priorities, _places, _belows, _shares, _queues)
             AS t (lane, owner, priority, place, below, share, queue)
         CROSS JOIN LATERAL (
-            SELECT
-                l.seq, l.lane, l.priority, l.place, l.attempt, l.session, l.started_at IS NOT NULL AS begun,
-                NOT is_particular(l) AND l.grp IS NULL AND l.session IS NULL AS is_plain
-            FROM live AS l
-            WHERE l.lane = t.lane AND l.owner = t.owner AND l.state = 'queued' AND l.held IS NULL
-                AND (l.priority, l.place) > (t.priority, t.place) AND l.priority < t.below
-            ORDER BY l.priority, l.place LIMIT t.share FOR NO KEY UPDATE SKIP LOCKED
+            SELECT f.* FROM (
+                SELECT
+                    l.seq, l.lane, l.priority, l.place, l.attempt, l.session, l.started_at IS NOT NULL AS begun,
+                    NOT is_particular(l) AND l.grp IS NULL AS is_plain
+                FROM live AS l
+                WHERE t.owner = 0 AND l.lane = t.lane AND l.owner = 0 AND l.state = 'queued' AND l.held IS NULL
+                    AND (l.priority, l.place) > (t.priority, t.place) AND l.priority < t.below
+                ORDER BY l.priority, l.place LIMIT t.share FOR NO KEY UPDATE SKIP LOCKED
+            ) AS f
+            UNION ALL
+            SELECT f.* FROM (
+                SELECT
+                    l.seq, l.lane, l.priority, l.place, l.attempt, l.session, l.started_at IS NOT NULL AS begun, false
+                FROM live AS l
+                WHERE l.lane = t.lane AND l.owner = t.owner AND l.owner <> 0 AND l.state = 'queued' AND l.held IS NULL
+                    AND (l.priority, l.place) > (t.priority, t.place) AND l.priority < t.below
+                ORDER BY l.priority, l.place LIMIT t.share FOR NO KEY UPDATE SKIP LOCKED
+            ) AS f
         ) AS l
         -- One by one, so that they stay in their order, which a join of another kind would not keep.
         CROSS JOIN LATERAL (SELECT x.id, x.input, x.created_at FROM run AS x WHERE x.seq = l.seq OFFSET 0) AS r
@@ -354,7 +385,7 @@ $$;
 -- Claims where there are limits, rates or sessions that nobody owns to look at: run by run, in order, each within what
 -- is left of all that it lies in (the rule is that of budget.py, and explained there). Locks the scopes that have
 -- budgets, in their order, so that those who claim within them take turns. Tells whether more may begin now, and when the
--- next may otherwise; with `_slots` 0 nothing else. Uses scope_budget, live_ready, live_owned.
+-- next may otherwise; with `_slots` 0 nothing else. Uses scope_budget, live_ready, live_ready_session, live_owned.
 CREATE FUNCTION claim_within(
     _clock bigint, _now bigint, _worker bigint, _lanes integer[], _slots integer, _after text, _first bigint, _bytes bigint,
     OUT claimed integer, OUT more boolean, OUT opens_at bigint
@@ -405,9 +436,19 @@ BEGIN
                         OR s.name IN (
                             SELECT g.key FROM unnest(_lanes) AS a (lane) CROSS JOIN unnest(_owners) AS o (owner)
                             CROSS JOIN LATERAL (
-                                SELECT l.grp FROM live AS l
-                                WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
-                                ORDER BY l.priority, l.place LIMIT _slots * 8 + 8
+                                (
+                                    SELECT l.grp FROM live AS l
+                                    WHERE o.owner = 0 AND l.lane = a.lane AND l.owner = 0 AND l.state = 'queued'
+                                        AND l.held IS NULL
+                                    ORDER BY l.priority, l.place LIMIT _slots * 8 + 8
+                                )
+                                UNION ALL
+                                (
+                                    SELECT l.grp FROM live AS l
+                                    WHERE l.lane = a.lane AND l.owner = o.owner AND l.owner <> 0 AND l.state = 'queued'
+                                        AND l.held IS NULL
+                                    ORDER BY l.priority, l.place LIMIT _slots * 8 + 8
+                                )
                             ) AS q
                             JOIN grp AS g ON g.id = q.grp
                         )
@@ -455,10 +496,18 @@ BEGIN
             JOIN lane AS l ON l.id = a.lane
             CROSS JOIN unnest(_owners) AS o (owner)
             CROSS JOIN LATERAL (
-                SELECT r.seq, r.priority, r.place, r.grp, r.started_at, r.session, o.owner FROM live AS r
-                WHERE r.lane = a.lane AND r.owner = o.owner AND r.state = 'queued' AND r.held IS NULL
-                ORDER BY r.priority, r.place
-                LIMIT _slots - claimed + 1
+                (
+                    SELECT r.seq, r.priority, r.place, r.grp, r.started_at, r.session, r.owner FROM live AS r
+                    WHERE o.owner = 0 AND r.lane = a.lane AND r.owner = 0 AND r.state = 'queued' AND r.held IS NULL
+                    ORDER BY r.priority, r.place LIMIT _slots - claimed + 1
+                )
+                UNION ALL
+                (
+                    SELECT r.seq, r.priority, r.place, r.grp, r.started_at, r.session, r.owner FROM live AS r
+                    WHERE r.lane = a.lane AND r.owner = o.owner AND r.owner <> 0 AND r.state = 'queued'
+                        AND r.held IS NULL
+                    ORDER BY r.priority, r.place LIMIT _slots - claimed + 1
+                )
             ) AS q
             LEFT JOIN grp AS g ON g.id = q.grp
             ORDER BY l.queue <= _after, l.queue, q.priority, q.place, q.seq

@@ -343,7 +343,7 @@ BEGIN
     END IF;
     SELECT
         -- An exchange that starts runs may make the first session there is.
-        CASE WHEN NOT _plain OR EXISTS (SELECT 1 FROM session) THEN w.sessions ELSE 0 END AS sessions,
+        CASE WHEN NOT _plain OR f.any_session THEN w.sessions ELSE 0 END AS sessions,
         t.last_value + t.is_called::integer AS topology,
         b.last_value + b.is_called::integer AS rewind,
         EXISTS (SELECT 1 FROM scope AS s WHERE s.budget) AS limited,
@@ -363,20 +363,21 @@ BEGIN
             SELECT 1 FROM live AS l WHERE l.worker = _worker AND l.state = 'running' AND l.cancelling IS NOT NULL
         ) AS cancelling,
         _floor_lanes IS NOT NULL OR EXISTS (
-            SELECT 1 FROM unnest(_lanes) AS a (lane) CROSS JOIN (VALUES (0), (_worker), (-1)) AS o (owner)
+            SELECT 1 FROM unnest(_lanes) AS a (lane)
             CROSS JOIN LATERAL (
                 SELECT 1 FROM live AS l
-                WHERE l.lane = a.lane AND l.owner = o.owner AND l.state = 'queued' AND l.held IS NULL
+                WHERE l.lane = a.lane AND l.owner = 0 AND l.state = 'queued' AND l.held IS NULL
                 ORDER BY l.priority DESC, l.place DESC LIMIT 1
             ) AS q
-            WHERE o.owner = 0 OR w.sessions > 0
-        ) AS ready,
+        ) OR (f.any_session AND w.sessions > 0 AND any_ready(_lanes, ARRAY[_worker, -1])) AS ready,
         f.for_ends,
         f.for_status
     INTO _head
     FROM worker AS w CROSS JOIN topology AS t CROSS JOIN rewind AS b
     CROSS JOIN (
-        SELECT bool_or(l.topic = 'ended') AS for_ends, bool_or(l.topic = 'status') AS for_status
+        SELECT
+            bool_or(l.topic = 'ended') AS for_ends, bool_or(l.topic = 'status') AS for_status,
+            EXISTS (SELECT 1 FROM session) AS any_session
         FROM listener AS l WHERE l.until > clock_ms()
     ) AS f
     WHERE w.id = _worker;
@@ -761,7 +762,9 @@ BEGIN
     IF _sooner THEN
         PERFORM tell_work();
     ELSIF _ready THEN
-        IF EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL) THEN
+        IF EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL AND l.owner = 0)
+            OR EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL AND l.owner <> 0)
+        THEN
             PERFORM tell_work();
         END IF;
     END IF;

@@ -105,7 +105,7 @@ FROM perdure.run AS r CROSS JOIN LATERAL perdure.signals_of(r.seq, $2, $3) AS s 
 
 -- name: ahead
 -- How many ready runs of its queue come before a queued run, of those lanes that are not paused and that a live worker
--- serves, if any does. Walks the workers, and live_ready for each lane of the queue, up to $2.
+-- serves, if any does. Walks the workers, and live_ready and live_ready_session for each lane of the queue, up to $2.
 SELECT count(*)
 FROM (
     SELECT 1
@@ -114,17 +114,26 @@ FROM (
     JOIN perdure.lane AS mine ON mine.id = own.lane
     JOIN perdure.lane AS a ON a.queue = mine.queue
     CROSS JOIN LATERAL (
-        SELECT 1 FROM perdure.live AS q
-        WHERE q.lane = a.id AND q.lane = ANY (perdure.unpaused(ARRAY[a.id]))
-            AND EXISTS (
-                SELECT 1 FROM perdure.worker AS w JOIN perdure.lease AS t ON t.worker = w.id
-                WHERE t.until > coalesce($3, perdure.clock_ms()) AND a.id = ANY (perdure.served(w.id))
-            )
-            AND q.owner IN (0, own.owner) AND q.state = 'queued' AND q.held IS NULL
-            AND (q.priority, q.place) < (own.priority, coalesce(own.place, 9223372036854775807))
-        LIMIT $2
+        (
+            SELECT 1 FROM perdure.live AS q
+            WHERE q.lane = a.id AND q.owner = 0 AND q.state = 'queued' AND q.held IS NULL
+                AND (q.priority, q.place) < (own.priority, coalesce(own.place, 9223372036854775807))
+            LIMIT $2
+        )
+        UNION ALL
+        (
+            SELECT 1 FROM perdure.live AS q
+            WHERE q.lane = a.id AND q.owner = own.owner AND q.owner <> 0 AND q.state = 'queued' AND q.held IS NULL
+                AND (q.priority, q.place) < (own.priority, coalesce(own.place, 9223372036854775807))
+            LIMIT $2
+        )
     ) AS q
     WHERE r.id = $1
+        AND a.id = ANY (perdure.unpaused(ARRAY[a.id]))
+        AND EXISTS (
+            SELECT 1 FROM perdure.worker AS w JOIN perdure.lease AS t ON t.worker = w.id
+            WHERE t.until > coalesce($3, perdure.clock_ms()) AND a.id = ANY (perdure.served(w.id))
+        )
     LIMIT $2
 ) AS before;
 
@@ -335,8 +344,8 @@ JOIN perdure.lane AS a ON a.id = n.lane;
 -- name: queues
 -- One row for each lane and for each kind of what is live in it or has ended since $1, and whether a live worker serves the
 -- queue, as JSON; what is ready in a lane that is paused, in a session that has an owner, or in a lane that no live worker
--- serves is told apart. Walks the workers, live_ready, live_owned, live_away, live_line, live_holder and live_seat, and of
--- ended_prunable what has ended since.
+-- serves is told apart. Walks the workers, live_ready, live_ready_session, live_owned, live_away, live_line, live_holder and
+-- live_seat, and of ended_prunable what has ended since.
 WITH live_worker AS MATERIALIZED (
     SELECT w.id, w.queues, perdure.served(w.id) AS lanes
     FROM perdure.worker AS w JOIN perdure.lease AS t ON t.worker = w.id
@@ -356,8 +365,11 @@ found (lane, what, runs, oldest) AS (
         END,
         r.runs, r.oldest
     FROM (
-        SELECT lane, owner, count(*) AS runs, min(place) AS oldest
-        FROM perdure.live WHERE state = 'queued' AND held IS NULL GROUP BY lane, owner
+        SELECT lane, 0 AS owner, count(*) AS runs, min(place) AS oldest
+        FROM perdure.live WHERE state = 'queued' AND held IS NULL AND owner = 0 GROUP BY lane
+        UNION ALL
+        SELECT lane, owner, count(*), min(place)
+        FROM perdure.live WHERE state = 'queued' AND held IS NULL AND owner <> 0 GROUP BY lane, owner
     ) AS r
     UNION ALL
     SELECT lane, 'running', count(*), NULL FROM perdure.live WHERE state = 'running' GROUP BY lane
