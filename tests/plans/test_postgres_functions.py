@@ -39,26 +39,31 @@ INSERT INTO perdure.run (seq, id, lane, priority, max_crashes, created_at, ties,
 SELECT -i, 'f' || i, 1, 0, 5, 0, 0, 'null' FROM generate_series(1, 20000) AS i;
 INSERT INTO perdure.live (seq, place, lane, priority, max_crashes, ties, state)
 SELECT -i, -i, 1, 0, 5, 0, 'waiting' FROM generate_series(1, 20000) AS i;
+INSERT INTO perdure.ended (seq, finish, finished_at, lane, attempt, crashes, ties, state)
+SELECT -20000 - i, i, 0, 1, 1, 0, 0, 'succeeded' FROM generate_series(1, 20000) AS i;
 """
-STARTS = {
-    "plain": "",
-    "id": ", id => 'i%s'",
-    "unique": ", unique_key => 'k'",
-    "throttle": ", unique_key => 't%s', throttle => '1 min'",
-    "group": ", group_key => 'g%s'",
+CALLS = {
+    "plain": "start('ship')",
+    "id": "start('ship', id => 'i%s')",
+    "unique": "start('ship', unique_key => 'k')",
+    "throttle": "start('ship', unique_key => 't%s', throttle => '1 min')",
+    "group": "start('ship', group_key => 'g%s')",
+    "parent": "start('ship', parent => 'first')",
+    "signal": "signal('first', 'go', id => 's%s')",
+    "cancel": "cancel('first')",
 }
 
 
-def test_starts_of_a_session_that_saw_the_tables_when_they_were_tiny() -> None:
+def test_calls_of_a_session_that_saw_the_tables_when_they_were_tiny() -> None:
     with psycopg.connect(migrated_postgres(f"{__name__} grown"), autocommit=True) as connection:
-        for table in ("run", "live"):
+        for table in ("run", "live", "ended"):
             connection.execute(f"ALTER TABLE perdure.{table} SET (autovacuum_enabled = off)")
         connection.execute("SELECT perdure.start('ship', '{}', id => 'first')")
         connection.execute("ANALYZE")
 
         def read(way: str, number: int) -> int:
-            """How many rows and entries of indexes a start reads."""
-            call = f"SELECT perdure.start('ship', '{{}}'{STARTS[way].replace('%s', str(number))})"
+            """How many rows and entries of indexes a call reads."""
+            call = f"SELECT perdure.{CALLS[way].replace('%s', str(number))}"
             with connection.transaction():
                 connection.execute(cast(LiteralString, call))
                 return connection.execute(
@@ -67,7 +72,7 @@ def test_starts_of_a_session_that_saw_the_tables_when_they_were_tiny() -> None:
                 ).fetchall()[0][0]
 
         for number in range(8):  # More than five, after which a plan is kept.
-            for way in STARTS:
+            for way in CALLS:
                 read(way, number)
         connection.execute(_GROW)
-        assert {way: read(way, 9) for way in STARTS if read(way, 10) > 1_000} == {}
+        assert {way: read(way, 9) for way in CALLS if read(way, 10) > 1_000} == {}

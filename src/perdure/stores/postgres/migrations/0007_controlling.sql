@@ -6,10 +6,10 @@ BEGIN;
 CREATE FUNCTION found(_id text, OUT seq bigint, OUT state text) LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT r.seq, coalesce(l.state, d.state) INTO seq, state
-    FROM run AS r
+    -- Looked up one after the other: a plan from when there were few runs would walk the primary keys else.
+    FROM (SELECT x.seq FROM run AS x WHERE x.id = _id OFFSET 0) AS r
     LEFT JOIN LATERAL (SELECT x.state FROM live AS x WHERE x.seq = r.seq OFFSET 0) AS l ON true
-    LEFT JOIN ended AS d ON d.seq = r.seq
-    WHERE r.id = _id;
+    LEFT JOIN LATERAL (SELECT x.state FROM ended AS x WHERE x.seq = r.seq OFFSET 0) AS d ON true;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no run % in this store', quote_literal(_id) USING ERRCODE = 'PD001';
     END IF;
