@@ -27,7 +27,7 @@ from conformance.kit import (
 from perdure.model import Limits, Retention, RunQuery, RunRecord, State, Unique
 from perdure.stores import open_store
 from perdure.stores.base import Store
-from perdure.stores.exchange import To
+from perdure.stores.exchange import Claim, To
 from plans.kit import Listener, Plan, explain_all, listener
 from servers.postgres import postgres, store_schema
 
@@ -256,4 +256,43 @@ async def test_what_a_worker_with_many_runs_leaves_is_not_compared_with_each_oth
         held += len(await doomed.claim(100))
     with listener.listening() as plans:
         assert await store.bury(doomed.name) == held
+    assert "\n".join(sorted(set(wrong(plans)))) == ""
+
+
+async def _many(store: Store, count: int = 600) -> tuple[Worker, list[Claim]]:
+    await store.enqueue([start() for _ in range(count)])
+    ada = await worker(store)
+    claims: list[Claim] = []
+    while len(claims) < count:
+        claims += await ada.claim(100)
+    return ada, claims
+
+
+async def _end_many(store: Store) -> object:
+    await store.enqueue([start("parent"), *(start(parent="parent") for _ in range(600))])
+    return await store.cancel("parent", "why")
+
+
+async def _move_many(store: Store) -> object:
+    ada, claims = await _many(store)
+    return await ada.exchange(
+        settles=[settle(claim, To.CONTINUE if number % 2 else To.RETRY, "1") for number, claim in enumerate(claims)]
+    )
+
+
+async def _save_many(store: Store) -> object:
+    ada, claims = await _many(store)
+    await ada.exchange(saves=[save(claim, checkpoint("signal:1"), consumes=1) for claim in claims])
+    await ada.exchange(saves=[save(claim, checkpoint("signal:1"), gives_back=True) for claim in claims])
+    return await ada.exchange(
+        saves=[save(claim, checkpoint("child:1"), starts=start(parent=claim.id)) for claim in claims]
+    )
+
+
+@pytest.mark.parametrize("doing", [_end_many, _move_many, _save_many], ids=lambda doing: str(doing).split()[1][1:])
+async def test_many_runs_of_one_call_are_not_compared_with_each_other(
+    store: Store, listener: Listener, doing: Callable[[Store], Awaitable[object]]
+) -> None:
+    with listener.listening() as plans:
+        await doing(store)
     assert "\n".join(sorted(set(wrong(plans)))) == ""

@@ -134,10 +134,18 @@ DECLARE
     _gone record;
 BEGIN
     PERFORM 1 FROM live AS l WHERE l.seq = ANY (_runs) ORDER BY l.seq DESC FOR UPDATE;
-    WITH gone AS (
-        DELETE FROM live AS l USING unnest(_runs, _bodies) WITH ORDINALITY AS e (seq, body, number)
-        WHERE l.seq = e.seq AND l.seq = ANY (_runs)
-        RETURNING l.*, e.body, e.number
+    -- Looked up one by one: joined to what is removed, each would be compared with each.
+    WITH gone AS MATERIALIZED (
+        SELECT l.*, e.body, e.number FROM unnest(_runs, _bodies) WITH ORDINALITY AS e (seq, body, number)
+        CROSS JOIN LATERAL (
+            SELECT
+                x.seq, x.place, x.settled, x.started_at, x.deadline, x.lane, x.attempt, x.crashes, x.ties, x.grp, x.session,
+                x.slot
+            FROM live AS x WHERE x.seq = e.seq OFFSET 0
+        ) AS l
+    ),
+    removed AS (
+        DELETE FROM live AS l WHERE l.seq = ANY (_runs)
     ),
     kept AS (
         INSERT INTO ended (

@@ -6,7 +6,7 @@ BEGIN;
 
 -- What is named is looked up in `live` one by one, by a subquery that is kept apart (OFFSET 0, or FOR UPDATE), or by `= ANY`:
 -- after a VACUUM while somebody's snapshot holds what has gone, the server believes that there are no rows on its many pages,
--- and that to walk them costs nothing. Where the two are joined, `= ANY` compares each with each.
+-- and that to walk them costs nothing. Where the two are joined, `= ANY` compares each with each: no more than 100 at a time.
 
 -- Whether a run that is looked up is running. Said in this way, so that live_owned is not taken for it, and walked from
 -- end to end.
@@ -36,58 +36,79 @@ DECLARE
     _retried bigint[];
     _continued bigint[];
     _parked bigint[];
+    _stopping bigint[];
+    _groups bigint[];
+    _sessions bigint[];
+    _queued boolean := false;
+    _to integer;
 BEGIN
+    moved := 0;
     -- First the locks, and then a look of its own: somebody may be cancelling one of them just now.
     PERFORM 1 FROM live AS l WHERE l.seq = ANY (_refs) ORDER BY l.seq DESC FOR NO KEY UPDATE;
-    WITH told AS (
+    FOR _from IN 1 .. cardinality(_refs) BY 100 LOOP
+        _to := _from + 99;
+        WITH told AS (
+            SELECT
+                e.*,
+                CASE WHEN l.cancelling IS NOT NULL THEN 'release' ELSE e.asked END AS to,
+                l.slot AS slot_before, l.started_at AS begun
+            FROM unnest(
+                _refs[_from:_to], _tokens[_from:_to], _tos[_from:_to], _bodies[_from:_to], _delays[_from:_to], _ats[_from:_to]
+            ) AS e (ref, token, asked, body, delay, at)
+            JOIN live AS l
+                ON l.seq = e.ref AND l.seq = ANY (_refs[_from:_to]) AND l.token = e.token AND is_running(l.state)
+        ),
+        changed AS (
+            UPDATE live AS l SET
+                state = CASE
+                    WHEN t.to = 'park' THEN 'waiting' WHEN t.to = 'retry' AND t.delay > 0 THEN 'scheduled' ELSE 'queued'
+                END,
+                wake_at = CASE WHEN t.to = 'park' THEN t.at WHEN t.to = 'retry' AND t.delay > 0 THEN _now + t.delay END,
+                attempt = CASE t.to WHEN 'retry' THEN l.attempt + 1 WHEN 'continue' THEN 1 ELSE l.attempt END,
+                crashes = CASE WHEN t.to = 'continue' THEN 0 ELSE l.crashes END,
+                cut_off = l.cut_off AND t.to = 'release', worker = NULL, settled = t.token,
+                error = CASE WHEN t.to = 'retry' THEN t.body WHEN t.to = 'release' THEN l.error END,
+                ties = CASE WHEN t.to = 'park' THEN l.ties | 64 WHEN t.to = 'release' THEN l.ties ELSE l.ties & ~64 END,
+                slot = CASE
+                    WHEN l.slot > 0 AND NOT l.keep AND (t.to = 'park' OR (t.to = 'retry' AND t.delay > 0)) THEN 0 ELSE l.slot
+                END,
+                held = CASE
+                    WHEN t.to = 'park' OR (t.to = 'retry' AND t.delay > 0) THEN NULL WHEN l.session IS NOT NULL THEN 'session'
+                END,
+                seat = CASE
+                    WHEN l.session IS NULL OR t.to = 'park' OR (t.to = 'retry' AND t.delay > 0) THEN NULL ELSE 2
+                END
+            FROM told AS t
+            WHERE l.seq = t.ref AND l.seq = ANY (_refs[_from:_to])
+            RETURNING l.seq, t.to, l.state, l.grp, l.session, t.begun, l.cancelling
+        )
         SELECT
-            e.*,
-            CASE WHEN l.cancelling IS NOT NULL THEN 'release' ELSE e.asked END AS to,
-            l.slot AS slot_before, l.started_at AS begun
-        FROM unnest(_refs, _tokens, _tos, _bodies, _delays, _ats) AS e (ref, token, asked, body, delay, at)
-        JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_refs) AND l.token = e.token AND is_running(l.state)
-    ),
-    changed AS (
-        UPDATE live AS l SET
-            state = CASE
-                WHEN t.to = 'park' THEN 'waiting' WHEN t.to = 'retry' AND t.delay > 0 THEN 'scheduled' ELSE 'queued'
-            END,
-            wake_at = CASE WHEN t.to = 'park' THEN t.at WHEN t.to = 'retry' AND t.delay > 0 THEN _now + t.delay END,
-            attempt = CASE t.to WHEN 'retry' THEN l.attempt + 1 WHEN 'continue' THEN 1 ELSE l.attempt END,
-            crashes = CASE WHEN t.to = 'continue' THEN 0 ELSE l.crashes END,
-            cut_off = l.cut_off AND t.to = 'release', worker = NULL, settled = t.token,
-            error = CASE WHEN t.to = 'retry' THEN t.body WHEN t.to = 'release' THEN l.error END,
-            ties = CASE WHEN t.to = 'park' THEN l.ties | 64 WHEN t.to = 'release' THEN l.ties ELSE l.ties & ~64 END,
-            slot = CASE
-                WHEN l.slot > 0 AND NOT l.keep AND (t.to = 'park' OR (t.to = 'retry' AND t.delay > 0)) THEN 0 ELSE l.slot
-            END,
-            held = CASE
-                WHEN t.to = 'park' OR (t.to = 'retry' AND t.delay > 0) THEN NULL WHEN l.session IS NOT NULL THEN 'session'
-            END,
-            seat = CASE
-                WHEN l.session IS NULL OR t.to = 'park' OR (t.to = 'retry' AND t.delay > 0) THEN NULL ELSE 2
-            END
-        FROM told AS t
-        WHERE l.seq = t.ref AND l.seq = ANY (_refs)
-        RETURNING l.seq, t.to, l.state, l.grp, l.session, t.begun, l.cancelling
-    )
-    SELECT
-        count(*)::integer AS runs,
-        array_agg(seq) FILTER (WHERE changed.to = 'park') AS parked,
-        array_agg(seq) FILTER (WHERE changed.to = 'retry') AS retried,
-        array_agg(seq) FILTER (WHERE changed.to = 'continue') AS continued,
-        array_agg(seq) FILTER (WHERE cancelling IS NOT NULL) AS stopping,
-        array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
-        array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions,
-        bool_or(state = 'queued') AS queued
-    INTO _moved
-    FROM changed;
-    moved := _moved.runs;
-    ready := coalesce(_moved.queued, false) OR _moved.groups IS NOT NULL OR _moved.sessions IS NOT NULL;
-    _parked := _moved.parked;
-    _retried := _moved.retried;
-    _continued := _moved.continued;
-    IF _moved.queued THEN
+            count(*)::integer AS runs,
+            array_agg(seq) FILTER (WHERE changed.to = 'park') AS parked,
+            array_agg(seq) FILTER (WHERE changed.to = 'retry') AS retried,
+            array_agg(seq) FILTER (WHERE changed.to = 'continue') AS continued,
+            array_agg(seq) FILTER (WHERE cancelling IS NOT NULL) AS stopping,
+            array_agg(grp) FILTER (WHERE grp IS NOT NULL) AS groups,
+            array_agg(session) FILTER (WHERE session IS NOT NULL) AS sessions,
+            bool_or(state = 'queued') AS queued
+        INTO _moved
+        FROM changed;
+        moved := moved + _moved.runs;
+        _queued := _queued OR coalesce(_moved.queued, false);
+        _parked := _parked || _moved.parked;
+        _retried := _retried || _moved.retried;
+        _continued := _continued || _moved.continued;
+        _stopping := _stopping || _moved.stopping;
+        _groups := _groups || _moved.groups;
+        _sessions := _sessions || _moved.sessions;
+        IF _moved.continued IS NOT NULL THEN
+            UPDATE run AS r SET first = coalesce(r.first, r.input), input = e.body
+            FROM unnest(_refs[_from:_to], _bodies[_from:_to]) AS e (ref, body)
+            WHERE r.seq = e.ref AND r.seq = ANY (_moved.continued) AND e.body IS NOT NULL;
+        END IF;
+    END LOOP;
+    ready := _queued OR _groups IS NOT NULL OR _sessions IS NOT NULL;
+    IF _queued THEN
         PERFORM nextval('rewind');
     END IF;
     DELETE FROM wait AS w WHERE w.run = ANY (_parked || _retried || _continued);
@@ -128,18 +149,15 @@ BEGIN
         DELETE FROM checkpoint AS c WHERE c.run = ANY (_continued);
         DELETE FROM signal AS s WHERE s.run = ANY (_continued) AND s.body IS NULL AND s.taken IS NULL;
         UPDATE signal AS s SET taken = NULL, taken_by = NULL WHERE s.run = ANY (_continued) AND s.taken IS NOT NULL;
-        UPDATE run AS r SET first = coalesce(r.first, r.input), input = e.body
-        FROM unnest(_refs, _bodies) AS e (ref, body)
-        WHERE r.seq = e.ref AND r.seq = ANY (_continued) AND e.body IS NOT NULL;
     END IF;
-    IF _moved.groups IS NOT NULL THEN
-        PERFORM admit(_now, _moved.groups);
+    IF _groups IS NOT NULL THEN
+        PERFORM admit(_now, _groups);
     END IF;
-    IF _moved.sessions IS NOT NULL THEN
-        PERFORM reseat(_now, _moved.sessions);
+    IF _sessions IS NOT NULL THEN
+        PERFORM reseat(_now, _sessions);
     END IF;
-    IF _moved.stopping IS NOT NULL THEN
-        PERFORM end_held(_now, _moved.stopping, _leaving, _overdue);
+    IF _stopping IS NOT NULL THEN
+        PERFORM end_held(_now, _stopping, _leaving, _overdue);
     END IF;
 END $$;
 
@@ -432,12 +450,13 @@ BEGIN
                 array_agg(_save_tokens[e.place] ORDER BY e.number) AS tokens, array_agg(e.place ORDER BY e.number) AS places
             INTO _kept
             FROM (
-                SELECT s.start, p.place, s.number
-                FROM jsonb_array_elements(_save_starts) WITH ORDINALITY AS s (start, number)
-                JOIN unnest(_save_starting) WITH ORDINALITY AS p (place, number) USING (number)
-                JOIN live AS l
-                    ON l.seq = _save_refs[p.place] AND l.seq = ANY (_save_refs)
-                    AND l.token = _save_tokens[p.place] AND is_running(l.state)
+                SELECT s.start, s.place, s.number
+                FROM ROWS FROM (jsonb_array_elements(_save_starts), unnest(_save_starting)) WITH ORDINALITY
+                    AS s (start, place, number)
+                CROSS JOIN LATERAL (
+                    SELECT 1 FROM live AS l
+                    WHERE l.seq = _save_refs[s.place] AND l.token = _save_tokens[s.place] AND is_running(l.state) OFFSET 0
+                ) AS l
             ) AS e;
             IF _kept.starts IS NOT NULL THEN
                 SELECT s.* INTO _started FROM start_children(now, _kept.starts, _kept.makers) AS s;
@@ -504,11 +523,15 @@ BEGIN
             -- At 0 they give back what they had taken.
             UPDATE signal AS s SET body = s.taken, taken = NULL, taken_by = NULL
             FROM unnest(_save_refs, _save_tokens, _save_consumes, _save_keys) AS e (ref, token, position, key)
-            JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_save_refs) AND l.token = e.token AND is_running(l.state)
+            CROSS JOIN LATERAL (
+                SELECT 1 FROM live AS l WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state) OFFSET 0
+            ) AS l
             WHERE e.position = 0 AND s.run = e.ref AND s.taken_by = e.key AND s.taken IS NOT NULL;
             UPDATE signal AS s SET taken = s.body, taken_by = e.key, body = NULL
             FROM unnest(_save_refs, _save_tokens, _save_consumes, _save_keys) AS e (ref, token, position, key)
-            JOIN live AS l ON l.seq = e.ref AND l.seq = ANY (_save_refs) AND l.token = e.token AND is_running(l.state)
+            CROSS JOIN LATERAL (
+                SELECT 1 FROM live AS l WHERE l.seq = e.ref AND l.token = e.token AND is_running(l.state) OFFSET 0
+            ) AS l
             WHERE s.run = e.ref AND s.position = e.position AND s.body IS NOT NULL;
         END IF;
     END IF;
