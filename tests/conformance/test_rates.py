@@ -200,6 +200,25 @@ async def test_a_lowered_limit_holds_for_what_a_rate_put_off(store: Store, ada: 
         assert await ada.claim() == []
 
 
+async def test_what_comes_back_over_a_lowered_limit_waits_for_the_rate(
+    store: Store, ada: Worker, bob: Worker, clock: ManualClock
+) -> None:
+    """Who is put off runs no more than who waits for a signal: the next one that has begun comes in its place."""
+    rate = Rate(3, 3000, 3)
+    await store.set_limits(of_group("g"), Limits(running=3, rate=rate), "ada")
+    await store.enqueue([start(run_id, group="g") for run_id in "abc"])
+    claims = await ada.claim()
+    await store.set_limits(of_group("g"), Limits(running=1, rate=rate), "ada")
+    for claim in claims:
+        await ada.settle(claim, To.RELEASE)
+    for _ in claims:
+        assert await bob.claim() == []
+    late = [await record(store, run_id) for run_id in "abc"]
+    now = clock.now()
+    assert [each.wake_at for each in late] == [now + 1000, now + 2000, now + 3000]
+    assert {each.held.partition(" at ")[0] for each in late if each.held} == {"group g may begin its next run"}
+
+
 async def test_a_pause_does_not_end_what_a_rate_put_off(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.set_limits(of_group("g"), per_second(1), "ada")
     await store.enqueue([start("g0", group="g")])

@@ -385,7 +385,8 @@ $$;
 -- Claims where there are limits, rates or sessions that nobody owns to look at: run by run, in order, each within what
 -- is left of all that it lies in (the rule is that of budget.py, and explained there). Locks the scopes that have
 -- budgets, in their order, so that those who claim within them take turns. Tells whether more may begin now, and when the
--- next may otherwise; with `_slots` 0 nothing else. Uses scope_budget, live_ready, live_ready_session, live_owned.
+-- next may otherwise; with `_slots` 0 nothing else. Uses scope_budget, live_ready,
+-- live_ready_session, live_owned, live_holder.
 CREATE FUNCTION claim_within(
     _clock bigint, _now bigint, _worker bigint, _lanes integer[], _slots integer, _after text, _first bigint, _bytes bigint,
     OUT claimed integer, OUT more boolean, OUT opens_at bigint
@@ -401,6 +402,8 @@ DECLARE
     _keeps_until bigint;
     _new_sessions bigint[] := '{}';
     _touched bigint[] := '{}';
+    _put_off bigint[] := '{}';
+    _group bigint;
     _budgets record;
     _left bigint[];
     _debts bigint[];
@@ -589,7 +592,9 @@ BEGIN
                     END IF;
                     -- Kept until the rate of its group lets it begin.
                     UPDATE live AS l SET state = 'scheduled', held = 'rate', wake_at = _late, seat = NULL
-                    WHERE l.seq = _heads.seqs[_i] AND (l.state, l.held) IS NOT DISTINCT FROM ('queued', NULL);
+                    WHERE l.seq = _heads.seqs[_i] AND (l.state, l.held) IS NOT DISTINCT FROM ('queued', NULL)
+                    RETURNING l.grp INTO _group;
+                    _put_off := _put_off || _group;
                     _touched := _touched || _heads.sessions[_i];
                     _progress := true;
                     CONTINUE heads;
@@ -653,6 +658,17 @@ BEGIN
                 EXIT heads;
             END LOOP;
         END LOOP;
+        -- In their place those come forward that have begun and go on, but were too many.
+        _put_off := ARRAY(
+            SELECT DISTINCT e FROM unnest(_put_off) AS e
+            WHERE EXISTS (
+                SELECT 1 FROM live AS l WHERE l.grp = e AND l.slot = 1 AND (l.state, l.held) = ('queued', 'group')
+            )
+        );
+        IF cardinality(_put_off) > 0 THEN
+            PERFORM admit(_now, _put_off);
+            _put_off := '{}';
+        END IF;
         IF cardinality(_touched) > 0 THEN
             -- Seats go on to others, and those of new sessions are the worker's.
             PERFORM reseat(_now, _touched);
