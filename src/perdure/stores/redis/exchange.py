@@ -14,9 +14,6 @@ from msgspec.structs import replace
 from perdure.errors import StoreUnavailable
 from perdure.model import Arrived, Ended, Fire, Millis, Overlap, WaitFor
 from perdure.stores.exchange import (
-    CLAIM_BYTES,
-    PAGE,
-    PAGE_BYTES,
     Cancelling,
     Exchange,
     Exchanged,
@@ -235,11 +232,9 @@ def asked_of(said: Exchange) -> dict[str, Any]:
         "worker": said.worker,
         "serial": said.serial,
         "slots": said.slots,
-        "after": said.after,
-        "bytes": CLAIM_BYTES,
-        "page": PAGE,
-        "page_bytes": PAGE_BYTES,
     }
+    if said.after:
+        asked["after"] = said.after
     if said.repeated:
         asked["repeated"] = True
     if said.draining:

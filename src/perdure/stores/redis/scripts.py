@@ -14,6 +14,7 @@ from importlib.resources import files
 from msgspec import Struct
 
 from perdure.causes import DEADLINE_PASSED, OVERDUE, PARENT_DEADLINE_PASSED, POISONED, deadline_exceeded, poisoned
+from perdure.stores.exchange import CLAIM_BYTES, PAGE, PAGE_BYTES
 from perdure.stores.redis.url import Durability, Kind, Location
 
 _CALL = re.compile(r"\b(?:call|later)\(\s*'([A-Z]+)'(?:, '([A-Z]+)')?")
@@ -159,7 +160,7 @@ def _read(name: str) -> str:
 
 
 def _words() -> str:
-    """What scripts say themselves, in the words of the model."""
+    """What scripts say themselves, in the words of the model, and how much an exchange and a page bring."""
     words = {
         "DEADLINE_PASSED": DEADLINE_PASSED,
         "PARENT_DEADLINE_PASSED": PARENT_DEADLINE_PASSED,
@@ -169,4 +170,5 @@ def _words() -> str:
         "POISONED": POISONED,
         "POISONED_ERROR": poisoned(_CRASHES),
     }
-    return "".join(f"local {name} = [==[{text}]==]\n" for name, text in words.items())
+    bounds = f"local BOUNDS = {{ claim_bytes = {CLAIM_BYTES}, page = {PAGE}, page_bytes = {PAGE_BYTES} }}\n"
+    return bounds + "".join(f"local {name} = [==[{text}]==]\n" for name, text in words.items())

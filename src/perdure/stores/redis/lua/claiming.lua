@@ -2,9 +2,9 @@
 -- and the sessions that the worker may own.
 
 local budgets -- of the namespace, queues and workflows, by KIND:NAME; nil when there are none
-local rated -- of groups
+local rated = {} -- of groups
 local claimer -- {worker, serial, next token, sessions}
-local claimed, claimed_bytes
+local claimed, claimed_bytes = {}, 0
 local take, ready_names, claim_by_turns, claim_within_budgets, room_at
 
 do
@@ -122,13 +122,19 @@ end
 -- THE CLAIM
 
 resets[#resets + 1] = function()
-    budgets, rated, claimed, claimed_bytes = nil, {}, {}, 0
+    budgets, claimed_bytes = nil, 0
+    if claimed[1] then
+        claimed = {}
+    end
+    if next(rated) then
+        rated = {}
+    end
 end
 
 -- Whether a run fits into the bytes of this exchange; the first one does whatever its size, unless this goes on with
 -- an exchange that has claimed some already.
 local function fits(run)
-    return (#claimed == 0 and not args.first) or claimed_bytes + run.s.size + (run.s.kept_size or 0) <= args.bytes
+    return (#claimed == 0 and not args.first) or claimed_bytes + run.s.size + (run.s.kept_size or 0) <= (args.bytes or BOUNDS.claim_bytes)
 end
 
 function take(run)
@@ -196,11 +202,37 @@ local function in_turn(queues, after)
     return queues
 end
 
+-- The same of one lane. The runs of sessions are in sets that are named otherwise.
+local function claim_in_order(name, slots)
+    local key, claims, removed = ready_key(name), 0, {}
+    local members = call('ZRANGE', key, 0, slots) -- One more than there is room for, which tells that there is more.
+    if not members[1] then
+        cool(name)
+        return false
+    end
+    while claims < slots and members[claims + 1] do
+        local member = members[claims + 1]
+        local run = find(id_of(member), true)
+        if not fits(run) then
+            break
+        end
+        claims, run.ready = claims + 1, false
+        removed[claims] = member
+        take(run)
+    end
+    if claims > 0 then
+        call('ZREM', key, unpack(removed))
+    end
+    return members[claims + 1] ~= nil
+end
+
 -- Claims where there is nothing to be looked at but what is ready. Returns whether there is more.
 function claim_by_turns(names, slots, after)
+    if #names == 1 and string.sub(names[1], -1) == ';' then
+        return claim_in_order(names[1], slots)
+    end
     local lines, queues = {}, {}
     for _, name in ipairs(names) do
-        -- One more than there is room for, which tells that there is more.
         local members = call('ZRANGE', ready_key(name), 0, slots, 'WITHSCORES')
         if #members == 0 then
             cool(name)

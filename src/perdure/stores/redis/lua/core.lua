@@ -119,8 +119,8 @@ local function begin_call(keys, argv)
         local time = call('TIME')
         now = time[1] * 1000 + math.floor(time[2] / 1000)
     end
-    for _, reset in ipairs(resets) do
-        reset()
+    for i = 1, #resets do
+        resets[i]()
     end
 end
 

@@ -155,9 +155,6 @@ function note_batch(run, state, by)
     end
 end
 
--- Who waits for results is told of them, unless they are long: then of the end alone.
-local LONGEST_TOLD = 8192
-
 -- Ends a run, however that came; `number` is its place in the order of finishing, if it was given out before.
 function finish(run, state, body, cause, number)
     local s, fact = change(run), run.fact
@@ -198,8 +195,8 @@ function finish(run, state, body, cause, number)
     if fact.parent then
         tell('work') -- The parent may be running, and watch for this.
     end
-    local short = not body or #body <= LONGEST_TOLD
-    ended_runs[#ended_runs + 1] = { id = run.id, state = state, body = short and body or nil, long = not short or nil }
+    run.told = body
+    ended_runs[#ended_runs + 1] = run
 end
 
 -- Whether no live worker has the version of a lane, and others of its workflow there are.
@@ -266,10 +263,12 @@ end
 
 local leave_lane
 do
-    local left -- lanes of which runs were removed, by name
+    local left = {} -- lanes of which runs were removed, by name
 
     resets[#resets + 1] = function()
-        left = {}
+        if next(left) then
+            left = {}
+        end
     end
 
     function leave_lane(lane)
@@ -307,7 +306,9 @@ do
                 end
             end
         end
-        left = {}
+        if next(left) then
+            left = {}
+        end
     end
 end
 

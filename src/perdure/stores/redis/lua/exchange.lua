@@ -25,9 +25,9 @@ local idle = claimer.sessions > 0 and first_score(K.idle)
 
 -- WHO SAYS WHAT. Whether each token owns its run is looked at before anything changes.
 
-look_at(args.saves, SAVE)
+look_at(args.saves, WIDTH)
 look_at_each(args.told)
-look_at(args.settles, SETTLE)
+look_at(args.settles, WIDTH)
 look_at_each(args.watches)
 look_at(args.owned, 3)
 look_at(args.checks, 3) -- In a cluster: of which something was to be said that is not said here.
@@ -42,7 +42,7 @@ if spread then
         end
     end
     local saves = args.saves
-    for at = 1, saves and #saves or 0, SAVE do
+    for at = 1, saves and #saves or 0, WIDTH do
         if saves[at] and saves[at + 7] then
             look_at_place(saves[at + 7])
         end
@@ -225,7 +225,7 @@ end
 -- THE REPLY
 
 local reply = {
-    now = now, refused = refused, existed = existing,
+    now = now, refused = refused[1] and refused, existed = existing[1] and existing,
     claims = nil, kinds = nil, pushes = nil, more = nil, next_at = nil, -- There is room for what comes.
 }
 if not known then
@@ -241,7 +241,7 @@ else
         claims[i] = show(run)
         stops = stops or run.s.why -- Asked for when another one had it.
     end
-    reply.claims, reply.kinds, reply.pushes = claims, kinds, pushes
+    reply.claims, reply.kinds, reply.pushes = claims[1] and claims, kinds[1] and kinds, pushes[1] and pushes
     local stopped, others = NOTHING, false
     if stops then
         stopped, others = part_of_set('stop:' .. worker)
@@ -255,10 +255,11 @@ else
     if not plain then
         due, reply.due = due_schedules(args.skips or {}, DUE_SCHEDULES)
     end
-    for _, time in pairs({ first_score(K.timer) or nil, first_score(K.due) or nil, due or nil, opens, room }) do
-        reply.next_at = reply.next_at and math.min(reply.next_at, time) or time
-    end
-    reply.more, reply.unchecked = more or others or chores_left() ~= nil, unchecked or nil
+    local next_at = math.min(
+        first_score(K.timer) or math.huge, first_score(K.due) or math.huge, due or math.huge, opens or math.huge, room or math.huge
+    )
+    reply.next_at = next_at < math.huge and next_at or nil
+    reply.more, reply.unchecked = more or others or chores_left() ~= nil or nil, unchecked or nil
     if spread then
         reply.mail = {}
         for i, letter in ipairs(call('SRANDMEMBER', P .. 'mail', 100)) do
@@ -274,7 +275,7 @@ else
 end
 if spread then
     local saves = args.saves
-    for at = 1, saves and #saves or 0, SAVE do
+    for at = 1, saves and #saves or 0, WIDTH do
         if saves[at + 7] then
             places.give_up(saves[at + 7])
         end
@@ -293,7 +294,7 @@ for _, watch in ipairs(args.watches or NOTHING) do
         if seen then
             seen.id, seen.worker, seen.low, seen.key = watch.id, watch.worker, watch.low, watch.wait.key
             bytes = bytes + #((seen.ended or seen.signal or NOTHING).body or '')
-            if reply.seen and bytes > args.page_bytes then
+            if reply.seen and bytes > BOUNDS.page_bytes then
                 reply.more = true
                 break
             end

@@ -2,8 +2,8 @@
 -- Here are the ready sets and the order in them; seating.lua and grouping.lua say what sessions and groups hold back, and
 -- moving.lua is where runs change their states.
 
-local groups, sessions
-local made_hot -- the ready sets that are known to be in :hot
+local groups, sessions = {}, {}
+local made_hot = {} -- the ready sets that are known to be in :hot
 local enter, leave_ready, alone_in_ready -- of the ready set, see below
 
 -- A record that several runs share, read once, and written when it was changed.
@@ -42,7 +42,9 @@ local function flush_shared(kept, key, unused)
 end
 
 resets[#resets + 1] = function()
-    groups, sessions, made_hot = {}, {}, {}
+    if next(groups) or next(sessions) or next(made_hot) then
+        groups, sessions, made_hot = {}, {}, {}
+    end
 end
 local function has_no_runs(record)
     return record.runs <= 0 and not record.owner

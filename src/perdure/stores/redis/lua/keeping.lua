@@ -32,9 +32,6 @@ function keep_checkpoint(run, key, outcome, packed)
     end
 end
 
--- So many bytes are in a page at most, unless it is of one: more would keep the server busy for long.
-local PAGE_BYTES = 512 * 1024
-
 -- Checkpoints by position, from the first one behind `after`, and whether there are more.
 function checkpoints_of(run, after, limit)
     local id = run.id
@@ -42,7 +39,7 @@ function checkpoints_of(run, after, limit)
     local keys = call('ZRANGEBYSCORE', P .. 'cpo:' .. id, '(' .. after, '+inf', 'LIMIT', 0, limit + 1)
     local found, more, bytes = {}, #keys > limit, 0
     keys[limit + 1] = nil
-    if #keys > 0 and (run.s.kept_size or 0) <= PAGE_BYTES then
+    if #keys > 0 and (run.s.kept_size or 0) <= BOUNDS.page_bytes then
         for i, packed in ipairs(call('HMGET', P .. 'cp:' .. id, unpack(keys))) do
             found[i] = unpacked(packed)
         end
@@ -50,7 +47,7 @@ function checkpoints_of(run, after, limit)
     end
     for i, key in ipairs(keys) do
         bytes = bytes + size_of(id, key)
-        if i > 1 and bytes > PAGE_BYTES then
+        if i > 1 and bytes > BOUNDS.page_bytes then
             return found, true
         end
         found[i] = unpacked(call('HGET', P .. 'cp:' .. id, key))
@@ -151,7 +148,7 @@ function waiting_signals(run, after, limit)
     local positions = call('ZRANGEBYSCORE', P .. 'sigw:' .. run.id, '(' .. after, '+inf', 'LIMIT', 0, limit + 1)
     for i = 1, math.min(#positions, limit) do
         bytes = bytes + call('HSTRLEN', key, positions[i])
-        if i > 1 and bytes > PAGE_BYTES then
+        if i > 1 and bytes > BOUNDS.page_bytes then
             return found, true
         end
         local signal = unpacked(call('HGET', key, positions[i]))

@@ -53,20 +53,42 @@ function read_state(text)
     local state, held, slot, seq, made, size, begun, done, finish, worker, low, settled_by, settled, attempt, positions,
         kept_size, due, wake, place = struct.unpack(LAYOUT, text)
     local s = {
-        state = STATES[state], held = HELD[held], slot = slot ~= NO_SLOT and slot or nil,
-        seq = seq, made = made, size = size,
-        begun = begun ~= 0 and begun or nil,
-        done = done ~= 0 and done or nil, finish = finish ~= 0 and finish or nil,
-        worker = worker ~= 0 and worker or nil, low = worker ~= 0 and low or nil, -- The two parts of its token.
-        settled_by = settled_by ~= 0 and settled_by or nil, settled = settled_by ~= 0 and settled or nil,
-        attempt = attempt ~= 0 and attempt or nil,
-        positions = positions ~= 0 and positions or nil, kept_size = kept_size ~= 0 and kept_size or nil,
-        due = due ~= 0 and due or nil, wake = wake ~= 0 and wake or nil,
-        place = place ~= NO_PLACE and place or nil,
-        rare = nil, -- Whether it has any of what few have: see `mark`.
+        state = STATES[state], seq = seq, made = made, size = size, place = place ~= NO_PLACE and place or nil,
+        -- There is room for what most come to have.
+        begun = nil, worker = nil, low = nil, done = nil, finish = nil, settled_by = nil, settled = nil,
     }
+    if held ~= 0 then
+        s.held = HELD[held]
+    end
+    if slot ~= NO_SLOT then
+        s.slot = slot
+    end
+    if begun ~= 0 then
+        s.begun = begun
+    end
+    if worker ~= 0 then
+        s.worker, s.low = worker, low -- The two parts of its token.
+    end
+    if settled_by ~= 0 then
+        s.settled_by, s.settled = settled_by, settled
+    end
+    if done ~= 0 then
+        s.done, s.finish = done, finish
+    end
+    if attempt ~= 0 then
+        s.attempt = attempt
+    end
+    if positions ~= 0 then
+        s.positions, s.kept_size = positions, kept_size
+    end
+    if due ~= 0 then
+        s.due = due
+    end
+    if wake ~= 0 then
+        s.wake = wake
+    end
     if #text > LENGTH then
-        s.rare = true
+        s.rare = true -- It has some of what few have: see `mark`.
         for name, value in pairs(unpacked(string.sub(text, LENGTH + 1))) do
             s[name] = value
         end
@@ -208,20 +230,38 @@ local function tell(topic)
     telling[topic] = true
 end
 
--- Keeps everything that the script has changed.
 local flushers = {}
-local function flush()
+local flush
+do
+-- Who waits for results is told of them, unless they are long: then of the end alone.
+local LONGEST_TOLD = 8192
+
+local function shown_ends()
+    local shown = {}
+    for i, run in ipairs(ended_runs) do
+        local body = run.told
+        -- One that was removed as well: who waits for it is to find that out.
+        local unsaid = runs[run.id] == false or (body and #body > LONGEST_TOLD)
+        shown[i] = { id = run.id, state = run.s.state, body = not unsaid and body or nil, long = unsaid or nil }
+    end
+    return shown
+end
+
+-- Keeps everything that the script has changed.
+function flush()
     flush_sets()
     for i = 1, changes do
         if changed[i].changed then -- And not removed since.
             write(changed[i])
         end
     end
-    changed, changes = {}, 0
+    if changes > 0 then
+        changed, changes = {}, 0
+    end
     for name in pairs(new_numbers) do
         call('HSET', K.n, name, numbers[name])
+        new_numbers[name] = nil
     end
-    new_numbers = {}
     for lane, states in pairs(counted) do
         for state, by in pairs(states) do
             if by ~= 0 and call('HINCRBY', K.counts, lane_name(state, lane), by) <= 0 then
@@ -229,7 +269,9 @@ local function flush()
             end
         end
     end
-    counted = {}
+    if next(counted) then
+        counted = {}
+    end
     for _, flusher in ipairs(flushers) do
         flusher()
     end
@@ -246,15 +288,12 @@ local function flush()
             call(spread and 'SPUBLISH' or 'PUBLISH', K.status, '')
         end
         if telling.ended and listeners[6] > 0 then
-            for _, ended in ipairs(ended_runs) do
-                if runs[ended.id] == false then -- It was removed as well: who waits for it is to find that out.
-                    ended.body, ended.long = nil, true
-                end
-            end
-            call(spread and 'SPUBLISH' or 'PUBLISH', K.ended, pack({ v = 1, runs = ended_runs }))
+            call(spread and 'SPUBLISH' or 'PUBLISH', K.ended, pack({ v = 1, runs = shown_ends() }))
         end
+        telling, ended_runs = {}, {}
     end
-    telling, ended_runs = {}, {}
+end
+
 end
 
 -- The answer to a question that could not be: what went wrong, for the client to make an error of.

@@ -1,9 +1,11 @@
 -- Which workers claim from which lanes: noted when either is new, and when lanes are paused.
 
-local paused_scopes
+local paused_scopes = {}
 
 resets[#resets + 1] = function()
-    paused_scopes = {}
+    if next(paused_scopes) then
+        paused_scopes = {}
+    end
 end
 
 local function is_paused(kind, name)

@@ -1,20 +1,22 @@
 -- What a worker says of the runs that it owns. Each is said by its run, and the two parts of its token: worker, and what is
 -- left. Saves and settles, of which there are many, come as one list each, a fixed number of values for each.
 
-local SAVE, SETTLE = 8, 8 -- How many.
+local WIDTH = 8 -- How many.
 
-local refused
+local refused = {}
 local look_at, look_at_each, save_all, settle_all, seen_of
 
 do
 
 resets[#resets + 1] = function()
-    refused = {}
+    if refused[1] then
+        refused = {}
+    end
 end
 
 local function is_settle(worker, low)
     local settles = args.settles
-    for at = 1, settles and #settles or 0, SETTLE do
+    for at = 1, settles and #settles or 0, WIDTH do
         if settles[at + 2] == low and settles[at + 1] == worker then
             return true
         end
@@ -57,7 +59,7 @@ end
 -- Returns what came of runs that were to be made and were there.
 function save_all(saves)
     local existing = {}
-    for at = 1, saves and #saves or 0, SAVE do
+    for at = 1, saves and #saves or 0, WIDTH do
         local run, starts = saves[at], saves[at + 7]
         if run then
             local key, packed, keeps = saves[at + 3], saves[at + 5], true
@@ -114,7 +116,7 @@ end
 -- which they were said. Returns how many.
 function settle_all(settles)
     local settled, n, ends, in_order, last = {}, 0, 0, true, -1
-    for at = 1, settles and #settles or 0, SETTLE do
+    for at = 1, settles and #settles or 0, WIDTH do
         local run = settles[at]
         if run and not run.settle then
             n = n + 1

@@ -1,14 +1,16 @@
 -- Claims as workers get them, with all that they need to go on: lists, and a map for what few have. What claims have in
 -- common is told once, as their kind.
 
-local kinds
+local kinds = {}
 local reset_kinds, ended_of, reason, show
 
 do
-local kind_numbers
+local kind_numbers = {}
 
 function reset_kinds()
-    kinds, kind_numbers = {}, {}
+    if kinds[1] then
+        kinds, kind_numbers = {}, {}
+    end
 end
 resets[#resets + 1] = reset_kinds
 
@@ -44,10 +46,10 @@ local function more_of(run, labels)
         labels = labels and unpacked(labels) or nil,
     }
     if s.positions then
-        shown.checkpoints, shown.more_checkpoints = checkpoints_of(run, 0, args.page)
+        shown.checkpoints, shown.more_checkpoints = checkpoints_of(run, 0, BOUNDS.page)
     end
     if s.signals then
-        shown.signals, shown.more_signals = waiting_signals(run, 0, args.page)
+        shown.signals, shown.more_signals = waiting_signals(run, 0, BOUNDS.page)
     end
     if s.much then
         shown.waits = waits_of(run) -- So many that whoever claims it has to look at them.
@@ -65,7 +67,7 @@ local function more_of(run, labels)
         elseif other and FINAL[other.s.state] then
             local ended = not shown.unread and ended_of(other)
             bytes = bytes + #(ended and ended.body or '')
-            local which = ended and (not shown.ended or bytes <= args.page_bytes) and 'ended' or 'unread'
+            local which = ended and (not shown.ended or bytes <= BOUNDS.page_bytes) and 'ended' or 'unread'
             shown[which] = shown[which] or {}
             table.insert(shown[which], which == 'ended' and ended or target)
         end

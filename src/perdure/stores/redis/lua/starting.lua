@@ -1,8 +1,10 @@
 -- Making runs: one after the other, so that each of a batch sees what those before it have made.
 
-local batches
+local batches = {}
 resets[#resets + 1] = function()
-    batches = {}
+    if next(batches) then
+        batches = {}
+    end
 end
 
 local function paused_scope(kind, name)
@@ -13,10 +15,13 @@ end
 local all_workers, serves, serve, know_lane
 
 do
-local known_lanes
+local known_lanes = {}
 local rosters -- the workers, by number
 resets[#resets + 1] = function()
-    known_lanes, rosters = {}, nil
+    rosters = nil
+    if next(known_lanes) then
+        known_lanes = {}
+    end
 end
 
 local function set_of(list)
