@@ -23,7 +23,7 @@ from perdure.errors import RunNotEnded
 from perdure.model import Outcome, RunQuery, Signal, State
 from perdure.stores import open_store
 from perdure.stores.base import Store
-from perdure.stores.exchange import CLAIM_LIMIT, Claim, To
+from perdure.stores.exchange import CLAIM_LIMIT, PAGE, Claim, To
 from servers.redis import RedisServer, own_server
 from servers.redis_books import Books
 from servers.redis_meter import Meter
@@ -69,10 +69,12 @@ async def claimed(store: Store) -> tuple[Worker, Claim]:
     return ada, claim
 
 
-async def checkpoints(ada: Worker, claim: Claim, number: int, body: str = "1", *, failed: bool = False) -> None:
+async def checkpoints(
+    ada: Worker, claim: Claim, number: int, body: str = "1", *, failed: bool = False, prefix: str = ""
+) -> None:
     outcome = Outcome.ERROR if failed else Outcome.OK
     for first in range(0, number, 100):
-        kept = [checkpoint(f"k{n}", body, outcome=outcome) for n in range(first, min(number, first + 100))]
+        kept = [checkpoint(f"{prefix}k{n}", body, outcome=outcome) for n in range(first, min(number, first + 100))]
         await ada.exchange(saves=[save(claim, each) for each in kept])
 
 
@@ -92,6 +94,20 @@ async def test_a_retry_of_much(store: Store, meter: Meter, failed: bool) -> None
     [claim] = await ada.claim()
     assert [each.key for each in claim.checkpoints] == ([] if failed else ["k0"])
     meter.check()
+
+
+@pytest.mark.parametrize("within", [True, False])
+async def test_a_retry_from_a_step_of_a_long_run(store: Store, meter: Meter, within: bool) -> None:
+    ada, claim = await claimed(store)
+    await checkpoints(ada, claim, 5 * MANY, prefix="step/" if within else "other/")
+    await ada.save(claim, checkpoint("step"))
+    await ada.settle(claim, To.FAILED, "null")
+    meter.check()
+    await store.retry("r", from_key="step")
+    assert "go_on" in [name for _, name in meter.calls], "one script does not walk all of it"
+    meter.check()
+    [claim] = await ada.claim()
+    assert len(claim.checkpoints) == (0 if within else PAGE)
 
 
 async def test_an_attempt_of_which_much_failed(store: Store, meter: Meter, clock: ManualClock) -> None:

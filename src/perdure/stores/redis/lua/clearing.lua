@@ -4,6 +4,7 @@ local retry_run
 
 do
 local FEW = 20 -- So many are cleared at once, beside whatever else the script does.
+local SCANNED, MARKED = 100, 20 -- To look at so many, or to mark so many, is as much as to take up a run.
 
 -- How many count as one run; those may have signals to give back.
 local function in_one_step(run)
@@ -35,17 +36,22 @@ local function clear(run, from, most)
 end
 
 -- Has the checkpoints of what a step called, which came before its own, be cleared as those of what failed are. Walks all
--- of the run once.
-local function mark_within(run, step)
-    local pattern, cursor = step:gsub('[%*%?%[%]\\^]', '\\%0') .. '/*', '0'
+-- of the run once, from a cursor, as far as this script may; returns where it is then, unless that was all.
+local function mark_within(run, step, cursor)
+    local pattern = step:gsub('[%*%?%[%]\\^]', '\\%0') .. '/*'
     repeat
-        local scanned = call('ZSCAN', P .. 'cpo:' .. run.id, cursor, 'MATCH', pattern, 'COUNT', 1000)
+        local scanned = call('ZSCAN', P .. 'cpo:' .. run.id, cursor, 'MATCH', pattern, 'COUNT', 10 * SCANNED)
+        local keys = {}
         for i = 1, #scanned[2], 2 do
-            call('SADD', P .. 'cperr:' .. run.id, scanned[2][i])
+            keys[#keys + 1] = scanned[2][i]
+        end
+        if keys[1] then
+            call('SADD', P .. 'cperr:' .. run.id, unpack(keys))
             mark(run).errors = true
         end
-        cursor = scanned[1]
-    until cursor == '0'
+        cursor, steps = scanned[1], steps - 10 - math.floor(#keys / MARKED)
+    until cursor == '0' or steps <= 0
+    return cursor ~= '0' and cursor or nil
 end
 
 -- How many there are to be cleared, about.
@@ -58,15 +64,13 @@ end
 -- on, with what the step there called. Where that is much it is scheduled meanwhile, without a time, so that nobody begins
 -- it; whoever goes on with chores then queues it.
 function retry_run(run, from, at, step)
-    if step then
-        mark_within(run, step)
-    end
-    if to_be_cleared(run, from) <= FEW then
+    local cursor = step and mark_within(run, step, '0')
+    if not cursor and to_be_cleared(run, from) <= FEW then
         clear(run, from, 2 * FEW)
         move(run, at and 'scheduled' or 'queued', at)
     else
         move(run, 'scheduled')
-        begin_chore('clear', run.id, { from = from, at = at, attempt = run.s.attempt })
+        begin_chore('clear', run.id, { from = from, at = at, attempt = run.s.attempt, step = step, cursor = cursor })
     end
 end
 
@@ -74,6 +78,12 @@ function chore_kinds.clear(id, chore)
     local run = find(id)
     if not run or run.s.state ~= 'scheduled' or run.s.wake or run.s.attempt ~= chore.attempt then
         return true -- It was cancelled meanwhile, or removed.
+    end
+    if chore.cursor then
+        chore.cursor = mark_within(run, chore.step, chore.cursor)
+        if chore.cursor or steps <= 0 then
+            return false
+        end
     end
     if not clear(run, chore.from, in_one_step(run) * (steps + 1)) then
         return false
