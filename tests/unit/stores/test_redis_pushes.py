@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from conformance.kit import Worker, start, worker
@@ -108,6 +109,18 @@ async def test_a_push_that_is_lost_comes_with_the_next_exchange(client: Store, w
     assert [claim.id for claim in again] == ["a"]
     reply = await waiting.ada.exchange(slots=2, settles=[Settle(again[0].ref, again[0].token, To.SUCCEEDED, "1")])
     assert not reply.refused and not reply.claims
+
+
+async def test_what_is_pushed_to_one_that_is_busy_comes_as_well(client: Store, waiting: Waiting, url: str) -> None:
+    # A server that took over may have it as a worker that waits, and messages may be lost.
+    assert not (await waiting.ada.exchange(slots=0)).claims
+    parked = msgspec.msgpack.encode({"slots": 1, "serial": 1})
+    redis().run("HSET", parse_url(url).prefixes[0] + b":parked", waiting.ada.id, parked)
+    await client.enqueue([start("a")])
+    redis().run("CLIENT", "KILL", "TYPE", "PUBSUB")
+    assert await state(client, "a") == "running"
+    heard = [await waiting.ada.exchange(slots=0), await waiting.ada.exchange(slots=0, owned=[])]
+    assert [claim.id for reply in heard for claim in reply.claims] == ["a"]
 
 
 @pytest.mark.parametrize("message", [b"1", b"\x81\xa1v\x02", b"\xff"])

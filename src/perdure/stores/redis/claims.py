@@ -66,7 +66,7 @@ class ShownMore(Struct, frozen=True):
     look at it."""
 
 
-_NO_MORE = ShownMore()
+NO_MORE = ShownMore()
 
 
 class ShownClaim(Struct, array_like=True):
@@ -78,7 +78,7 @@ class ShownClaim(Struct, array_like=True):
     input: str
     created_at: Millis
     attempt: int
-    more: ShownMore = _NO_MORE
+    more: ShownMore = NO_MORE
 
 
 def claim_of(claim: ShownClaim, kinds: Sequence[Kind], worker: int, serial: int) -> Claim:

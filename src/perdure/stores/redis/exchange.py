@@ -25,7 +25,17 @@ from perdure.stores.exchange import (
     Watch,
 )
 from perdure.stores.redis import owned, reads
-from perdure.stores.redis.claims import Kind, ShownClaim, ShownEnd, claim_of, end_of, token_of, token_parts, unseen
+from perdure.stores.redis.claims import (
+    NO_MORE,
+    Kind,
+    ShownClaim,
+    ShownEnd,
+    claim_of,
+    end_of,
+    token_of,
+    token_parts,
+    unseen,
+)
 from perdure.stores.redis.parking import parked
 from perdure.stores.redis.pushes import Hands, Push
 from perdure.stores.redis.session import Session, as_text, encode
@@ -68,6 +78,8 @@ class Reply(Struct):
     next_at: Millis | None = None
     more: bool = False
     pushes: list[Push] = []
+    parked: bool = False
+    """Whether what is started may be pushed to the worker."""
     misplaced: list[tuple[str, str]] = []
     """In a cluster: nothing was done, since these runs are not to be made here; with the places to be looked at."""
     mail: list[tuple[int, str, str]] = []
@@ -105,14 +117,17 @@ async def exchange(db: Session, hands: Hands, said: Exchange) -> Exchanged:
     if watches:
         owners = {(watch.ref, watch.token): None for watch in watches}
         asked["checks"] = _flat((ref, *token_parts(token)) for ref, token in owners)
-    told = [] if hand is None else hand.ask(asked)
+    told = [] if hand is None else hand.ask(said, asked)
     found = await ask_script(db, said, asked)
     reply = told_by(said, found)
     if hand is not None:
-        hand.heard(told, reply, found.pushes)
-    await compare(db, said, found, reply)
-    await _tell(db, reply, found)
-    await _look(db, reply, [watch for watch in watches if watch.token not in reply.refused])
+        hand.heard(told, reply, found.pushes, parked=found.parked)
+    if said.owned is not None:
+        await compare(db, said, found, reply)
+    if found.claims:
+        await _tell(db, reply, found)
+    if watches:
+        await _look(db, reply, [watch for watch in watches if watch.token not in reply.refused])
     return reply
 
 
@@ -127,8 +142,6 @@ def _parted(said: Exchange) -> tuple[Exchange, list[Watch]]:
 
 async def _look(db: Session, reply: Exchanged, watches: Sequence[Watch]) -> None:
     """Looks at watches for runs that the script did not look at."""
-    if not watches:
-        return
     targets = [*{watch.wait.target: None for watch in watches}]
     try:
         ended, gone, left = await _first_of(db, targets)
@@ -170,7 +183,7 @@ def seen_among(
 async def _tell(db: Session, reply: Exchanged, found: Reply) -> None:
     """Looks at what claimed runs were parked for, where that is too much for the script."""
     for claim, shown in zip(reply.claims, found.claims, strict=False):
-        waits = unseen(shown.more)
+        waits = None if shown.more is NO_MORE else unseen(shown.more)
         if waits:
             try:
                 ended, gone, left = await _first_of(db, [*waits])

@@ -56,6 +56,8 @@ class Hand:
         self._known: deque[int] = deque(maxlen=_REMEMBERED)
         self._last: Exchanged | None = None
         self._last_at = 0.0
+        self._busy = False
+        """Whether nothing can have been pushed since the last exchange, which left it no free slot."""
 
     def receive(self, message: bytes) -> None:
         """Takes a message. What other code has sent comes once more with the next exchange, in our own words."""
@@ -97,23 +99,30 @@ class Hand:
             more=last.more or self.hinted,
         )
 
-    def ask(self, asked: dict[str, Any]) -> list[int]:
+    def ask(self, said: Exchange, asked: dict[str, Any]) -> list[int]:
         """Has an exchange tell what was got, and returns that."""
         self.hinted = False
         asked["listens"] = True
+        # Then the store need not look for pushes; from time to time it does, for a server that took over may not have
+        # heard that the worker is busy.
+        if self._busy and not self._got and not said.repeated and said.owned is None:
+            asked["busy"] = True
+        self._busy = False
         if self._got:
             asked["got"] = list(self._got)
         asked["slots"] = max(0, asked["slots"] - len(self._claims))
         return list(self._got)
 
-    def heard(self, told: list[int], reply: Exchanged, pushes: list[Push]) -> None:
+    def heard(self, told: list[int], reply: Exchanged, pushes: list[Push], *, parked: bool) -> None:
         """Adds to the reply of an exchange, in which these were `told` of, what has been pushed."""
         for push in pushes:
             self._take(push)
-        self._got = [number for number in self._got if number not in told]
+        if told:
+            self._got = [number for number in self._got if number not in told]
+        self._busy = not (parked or pushes)
         self._last, self._last_at = reply, time.monotonic()
         if not reply.gone:
-            reply.claims = [*reply.claims, *self._claims]
+            reply.claims += self._claims
         self._claims = []
 
     def _take(self, push: Push) -> bool:

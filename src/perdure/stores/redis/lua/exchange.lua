@@ -170,13 +170,13 @@ end
 
 -- CLAIMS
 
-local opens, room
+local opens, room, parked
 local pushes = {}
 if known then
     flush_sets()
     local free = args.slots or 0
-    if args.listens then
-        pushes = unknown_pushes(worker, args.got or {})
+    if args.listens and not args.busy then
+        pushes = unknown_pushes(worker, args.got or NOTHING)
         free = free - #pushes
     end
     local slots = math.min(free, 64)
@@ -209,7 +209,9 @@ if known then
     more_ready = more_ready or only_some
     more = more or more_ready
     if args.listens then
-        park_worker(worker, args.serial, (args.draining or more_ready) and 0 or free - #claimed)
+        local slots_left = (args.draining or more_ready) and 0 or free - #claimed
+        park_worker(worker, args.serial, slots_left, not args.busy)
+        parked = slots_left > 0
     end
     if #claimed > 0 or settled > 0 or made_ready then
         tell('status')
@@ -236,6 +238,7 @@ else
             return one.number < other.number
         end)
     end
+    reply.parked = parked or nil
     local claims, stops = {}, not plain
     for i, run in ipairs(claimed) do
         claims[i] = show(run)

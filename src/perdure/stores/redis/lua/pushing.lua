@@ -18,11 +18,11 @@ local function push_channel(worker)
     return P .. 'push:' .. worker
 end
 
--- Parks a worker with so many free slots, or not any more.
-function park_worker(worker, serial, slots)
+-- Parks a worker with so many free slots, or, unless it was not parked, not any more.
+function park_worker(worker, serial, slots, was_parked)
     if slots > 0 then
         call('HSET', K.parked, worker, pack({ slots = math.min(slots, MOST_FREE), serial = serial }))
-    else
+    elseif was_parked then
         call('HDEL', K.parked, worker)
     end
 end
@@ -41,22 +41,22 @@ function push(run)
     if not run.ready or fact.session or run.s.size > LONGEST_PUSHED then
         return false
     end
-    local workers = call('HRANDFIELD', K.parked, CANDIDATES)
-    if #workers == 0 or call('EXISTS', K.budget, K.rated) > 0 then
+    local candidates = call('HRANDFIELD', K.parked, CANDIDATES, 'WITHVALUES')
+    if not candidates[1] or call('EXISTS', K.budget, K.rated) > 0 then
         return false
     end
     if not alone_in_ready(run) then
         return false
     end
-    for _, worker in ipairs(workers) do
-        local parked = unpacked(call('HGET', K.parked, worker))
+    for at = 1, #candidates, 2 do
+        local worker, parked = candidates[at], unpacked(candidates[at + 1])
         if call('SISMEMBER', P .. 'served:' .. worker, fact.lane) == 1
             and call('PUBSUB', 'NUMSUB', push_channel(worker))[2] > 0
         then
             local number = call('HINCRBY', K.pushes, worker, 1)
             claimer = { worker = tonumber(worker), serial = parked.serial, next = FIRST_PUSH + number % FIRST_PUSH }
             take(run)
-            park_worker(worker, parked.serial, parked.slots - 1)
+            park_worker(worker, parked.serial, parked.slots - 1, true)
             call('HSET', P .. 'pushed:' .. worker, number, run.id)
             call('PUBLISH', push_channel(worker), pack(shown_push(run, number, parked.serial)))
             tell('status')
