@@ -132,6 +132,20 @@ async def test_a_push_of_another_version_is_looked_for(waiting: Waiting, url: st
     assert not (await waiting.ada.exchange(slots=2)).claims
 
 
+@pytest.mark.parametrize("version", [0, 2])
+async def test_an_end_that_another_version_tells_of_is_asked_for(client: Store, url: str, version: int) -> None:
+    """It may mean something else by the same words."""
+    woken = asyncio.Event()
+    subscription = await client.subscribe(Topic.ENDED, woken.set)
+    await client.enqueue([start("a")])
+    told = {"v": version, "runs": [{"id": "a", "state": "succeeded", "body": "1"}]}
+    assert redis().run("PUBLISH", parse_url(url).prefixes[0] + b":ended", msgspec.msgpack.encode(told)) == 1
+    async with asyncio.timeout(PATIENCE):
+        await woken.wait()
+    assert await client.ended(["a"]) == []
+    await subscription.close()
+
+
 async def test_what_limits_or_others_keep_is_not_pushed(client: Store, waiting: Waiting) -> None:
     await waiting.park(2)
     await client.set_limits(Scope(ScopeKind.QUEUE, "default"), Limits(running=1), "test")

@@ -10,6 +10,8 @@ from perdure.stores.redis.listen import subscribe
 from perdure.stores.redis.url import Location
 from perdure.stores.shared.results import Receive, Told
 
+VERSION = 1
+
 
 class _Message(Struct):
     v: int
@@ -20,14 +22,14 @@ _Messages = msgspec.msgpack.Decoder(_Message)
 
 
 async def listen(location: Location, receive: Receive) -> Subscription:
-    """Hands them on, in the running loop. One of a version that says it in another way is as good as missed."""
+    """Hands them on, in the running loop. One of another version, which may mean
+    something else by it, is as good as missed."""
 
     def take(message: bytes) -> None:
         try:
-            runs = _Messages.decode(message).runs
+            told = _Messages.decode(message)
         except msgspec.MsgspecError:
-            receive(None)
-        else:
-            receive(runs)
+            told = None
+        receive(told.runs if told is not None and told.v == VERSION else None)
 
     return await subscribe(location, "ended", lambda: receive(None), on_message=lambda message, _: take(message))
