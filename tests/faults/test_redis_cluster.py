@@ -110,6 +110,26 @@ async def test_the_others_go_on_while_a_node_is_gone(make_world: MakeWorld, last
     await all_right(world, runs)
 
 
+async def test_a_node_is_lost_and_slots_move_under_load(make_world: MakeWorld, replicated: Cluster) -> None:
+    url = f"{replicated.url}?partitions={PARTITIONS}&durability=replicated&replicas=1&wait_timeout=1000"
+    world = make_world(url)
+    for _ in range(2):
+        await world.serving(lease=10, concurrency=12)
+    runs = await world.flows.journey.start_many(range(RUNS))
+    await begun(world, 0.1)
+    prefixes = parse_url(url).prefixes
+    lost = replicated.owner(prefixes[1])
+    lost.kill9()
+    await until(lambda: replicated.owner(prefixes[1]) is not lost, "the replica has taken over")
+    lost.start()
+    await until(lambda: answers(world), "the store answers")
+    for turn, prefix in enumerate(prefixes):
+        await begun(world, 0.2 + 0.1 * turn)
+        acting, source = replicated.acting(), replicated.owner(prefix)
+        await asyncio.to_thread(replicated.move, slot(prefix), source, acting[acting.index(source) - 1])
+    await all_right(world, [run.id for run in runs])
+
+
 async def test_slots_move_under_load(make_world: MakeWorld, plain: Cluster) -> None:
     url = f"{plain.url}?partitions={PARTITIONS}"
     world = make_world(url)
@@ -120,8 +140,5 @@ async def test_slots_move_under_load(make_world: MakeWorld, plain: Cluster) -> N
         await begun(world, 0.1 * (turn + 1))
         source = plain.owner(prefix)
         target = plain.primaries[(plain.primaries.index(source) + 1) % 3]
-        number = slot(prefix)
-        await asyncio.to_thread(plain.begin_move, number, source, target)
-        await asyncio.to_thread(plain.move_keys, number, source, target)
-        await asyncio.to_thread(plain.end_move, number, source, target)
+        await asyncio.to_thread(plain.move, slot(prefix), source, target)
     await all_right(world, [run.id for run in runs])

@@ -331,6 +331,11 @@ class Cluster:
                 return next(server for server in self.servers if server.port == port)
         raise LookupError(key)
 
+    def acting(self) -> list[RedisServer]:
+        """The servers that take writes now."""
+        alive = [server for server in self.servers if server.pid is not None]
+        return [server for server in alive if b"role:master" in server.run("INFO", "replication")]
+
     def begin_move(self, number: int, source: RedisServer, target: RedisServer) -> None:
         """From now on a slot is being moved."""
         target.run("CLUSTER", "SETSLOT", number, "IMPORTING", source.run("CLUSTER", "MYID"))
@@ -348,8 +353,13 @@ class Cluster:
         while self.move_keys(number, source, target):
             pass
         name = target.run("CLUSTER", "MYID")
-        for server in (target, source, *(each for each in self.primaries if each.pid is not None)):
+        for server in (target, source, *self.acting()):
             server.run("CLUSTER", "SETSLOT", number, "NODE", name)
+
+    def move(self, number: int, source: RedisServer, target: RedisServer) -> None:
+        """Moves a slot with all of its keys."""
+        self.begin_move(number, source, target)
+        self.end_move(number, source, target)
 
     def remove(self) -> None:
         for server in self.servers:
