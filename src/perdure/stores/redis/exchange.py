@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.errors import StoreUnavailable
-from perdure.model import Arrived, Ended, Fire, Millis, Overlap, WaitFor
+from perdure.model import Arrived, Checkpoint, Ended, Fire, Millis, Overlap, WaitFor
 from perdure.stores.exchange import (
     Cancelling,
     Exchange,
@@ -38,7 +38,7 @@ from perdure.stores.redis.claims import (
 )
 from perdure.stores.redis.parking import parked
 from perdure.stores.redis.pushes import Hands, Push
-from perdure.stores.redis.session import Session, as_text, encode
+from perdure.stores.redis.session import Session, as_text, encode_into
 from perdure.stores.redis.starts import ask
 from perdure.stores.redis.timetable import Row, records
 
@@ -279,16 +279,25 @@ def _flat(items: Iterable[tuple[Any, ...]]) -> list[Any]:
     return [*chain.from_iterable(items)]
 
 
+def _wanting(checkpoint: Checkpoint) -> bytearray:
+    """A checkpoint as a packed map that wants two fields more, which the script adds: it has less than fourteen, so how
+    many there are is in its first byte."""
+    packed = bytearray()
+    encode_into(checkpoint, packed)
+    packed[0] += 2
+    return packed
+
+
 def _save(save: Save) -> tuple[Any, ...]:
     checkpoint = save.checkpoint
     if checkpoint.position or checkpoint.saved_at:
-        checkpoint = replace(checkpoint, position=0, saved_at=0)  # The script adds them to what is packed.
+        checkpoint = replace(checkpoint, position=0, saved_at=0)
     return (
         save.ref,
         *token_parts(save.token),
         checkpoint.key,
         checkpoint.outcome,
-        as_text(encode(checkpoint)),
+        as_text(_wanting(checkpoint)),
         0 if save.gives_back else save.consumes or False,
         save.starts is not None and ask(save.starts, parent=str(save.ref)),
     )

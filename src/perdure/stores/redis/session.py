@@ -13,10 +13,11 @@ from perdure.stores.redis.scripts import load
 
 T = TypeVar("T")
 
-encode = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder()
+encode, encode_into = _encoder.encode, _encoder.encode_into
 
 
-def as_text(packed: bytes) -> msgspec.Raw:
+def as_text(packed: bytes | bytearray) -> msgspec.Raw:
     """What is packed already, as a part that scripts get as it is: they know texts alone, of whatever bytes."""
     size = len(packed)
     if size < 1 << 8:

@@ -8,17 +8,18 @@ local function size_of(id, key)
     return call('HSTRLEN', P .. 'cp:' .. id, key)
 end
 
--- Keeps a checkpoint at the run's next position, in place of what was kept under its key. It comes as a packed map of less
--- than fourteen fields, so how many there are is in its first byte: position and time are added without unpacking it.
+-- Keeps a checkpoint at the run's next position, in place of what was kept under its key. It comes as a packed map that
+-- wants two fields more, position and time.
 function keep_checkpoint(run, key, outcome, packed)
     local s, id = change(run), run.id
-    if s.positions then
-        s.kept_size = (s.kept_size or 0) - size_of(id, key)
-    end
+    local kept = P .. 'cp:' .. id
     s.positions = (s.positions or 0) + 1
-    packed = string.char(string.byte(packed) + 2) .. string.sub(packed, 2) .. pack('position', s.positions, 'saved_at', now)
+    packed = packed .. pack('position', s.positions, 'saved_at', now)
     s.kept_size = (s.kept_size or 0) + #packed
-    call('HSET', P .. 'cp:' .. id, key, packed)
+    if call('HSETNX', kept, key, packed) == 0 then
+        s.kept_size = s.kept_size - size_of(id, key)
+        call('HSET', kept, key, packed)
+    end
     zadd(P .. 'cpo:' .. id, s.positions, key)
     if outcome == 'error' then
         call('SADD', P .. 'cperr:' .. id, key)

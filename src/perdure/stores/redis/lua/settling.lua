@@ -53,8 +53,8 @@ function look_at_each(list)
     end
 end
 
--- SAVES: run, token, key, outcome, the checkpoint (packed), the position of the signal that it takes with it, the run that
--- it makes.
+-- SAVES: run, token, key, outcome, the checkpoint (packed, see `keep_checkpoint`), the position of the signal that it takes
+-- with it, the run that it makes.
 
 -- Returns what came of runs that were to be made and were there.
 function save_all(saves)
@@ -71,9 +71,11 @@ function save_all(saves)
                     }
                     keeps = answer.same
                     if answer.id ~= starts.id then
-                        local checkpoint = unpacked(packed)
+                        local checkpoint = unpacked(packed .. pack('position', 0, 'saved_at', 0))
                         checkpoint.body = string.gsub(cjson.encode(answer.id), '\\/', '/')
+                        checkpoint.position, checkpoint.saved_at = nil, nil
                         packed = pack(checkpoint)
+                        packed = string.char(string.byte(packed) + 2) .. string.sub(packed, 2)
                     end
                 end
             end
