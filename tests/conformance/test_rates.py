@@ -219,6 +219,22 @@ async def test_what_comes_back_over_a_lowered_limit_waits_for_the_rate(
     assert {each.held.partition(" at ")[0] for each in late if each.held} == {"group g may begin its next run"}
 
 
+async def test_who_comes_in_the_place_of_one_that_is_put_off_is_told_of_whatever_its_workflow(
+    store: Store, ada: Worker, bob: Worker
+) -> None:
+    rate = Rate(2, 2000, 2)
+    await store.set_limits(of_group("g"), Limits(running=2, rate=rate), "ada")
+    await store.enqueue([start("a", group="g"), start("b", group="g", workflow=BILL)])
+    claims = await ada.claim()
+    await store.set_limits(of_group("g"), Limits(running=1, rate=rate), "ada")
+    for claim in claims:
+        await ada.settle(claim, To.RELEASE)
+    reply = await bob.exchange(slots=5)
+    while reply.more:
+        reply = await bob.exchange(slots=5)
+    assert [(await record(store, run_id)).state for run_id in "ab"] == [State.SCHEDULED, State.SCHEDULED]
+
+
 async def test_a_pause_does_not_end_what_a_rate_put_off(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.set_limits(of_group("g"), per_second(1), "ada")
     await store.enqueue([start("g0", group="g")])

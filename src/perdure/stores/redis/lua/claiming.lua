@@ -515,8 +515,8 @@ function claim_within_budgets(names, slots, after)
     note_rates()
     if #late > 0 then
         put_off(late)
-        -- Others of their groups may have come in their places, and were not looked at.
-        for _, name in ipairs(names) do
+        -- Others of their groups may have come in their places, in whatever ready sets, and were not looked at.
+        for _, name in ipairs((ready_names(claimer.worker))) do
             if not more and open(name) then
                 flush_set(ready_key(name))
                 more = call('EXISTS', ready_key(name)) == 1
