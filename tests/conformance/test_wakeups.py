@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from conformance.kit import DAY, ManualClock, Worker, for_run, for_signal, message, of_queue, start, worker
+from conformance.kit import DAY, URGENT, ManualClock, Worker, for_run, for_signal, message, of_queue, start, worker
 from perdure.model import Limits, Rate, Schedule
 from perdure.stores.base import Store, Topic
 from perdure.stores.exchange import Claim, To
@@ -79,8 +79,8 @@ async def test_who_only_looks_wakes_nobody(store: Store, ada: Worker, clock: Man
             assert reply.next_at is not None
         # Wake-ups come in order: when this one is there, so are those before it, but for one. What was done before may
         # be heard of late; so would each look.
-        await alarm.after(lambda: store.enqueue([start(queue="elsewhere")]))
-        await alarm.after(lambda: store.enqueue([start(queue="elsewhere")]))
+        await alarm.after(lambda: store.enqueue([start(queue=URGENT)]))
+        await alarm.after(lambda: store.enqueue([start(queue=URGENT)]))
         assert alarm.calls < LOOKS / 2
 
 

@@ -126,8 +126,8 @@ class Desk:
         claims = self._claims(row)
         if exchange.slots:
             self._note(exchange.worker, row, begun)
-        if len(claims) < exchange.slots == len(exchange.settles):
-            # It was busy until now. Who started a run in this moment saw it busy, and did not call.
+        if len(claims) < exchange.slots and (lanes is None or exchange.slots == len(exchange.settles)):
+            # It was not there until now, or busy. Who started a run in this moment did not see it, and did not call.
             self._look_again()
         return Exchanged(
             now=row["now"],

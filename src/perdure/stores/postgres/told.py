@@ -18,11 +18,12 @@ _KEPT = 90_000
 
 
 _SOON = 0.01
-"""Seconds after which a worker looks again that was busy until now: longer than a start takes that saw it busy."""
+"""Seconds after which a worker looks again that was busy until now, or not there: longer than a start takes that saw
+that."""
 
 
 class WorkSubscription:
-    """A worker's. Starts do not call workers that are busy."""
+    """A worker's. Starts do not call workers that are busy, or do not serve them."""
 
     def __init__(self, inner: Subscription, wake: Callable[[], None], among: set[WorkSubscription]) -> None:
         self._inner = inner

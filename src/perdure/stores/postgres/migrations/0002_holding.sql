@@ -16,14 +16,40 @@ CREATE FUNCTION shard() RETURNS smallint LANGUAGE sql STABLE AS $$ SELECT (pg_ba
 CREATE FUNCTION channel() RETURNS text LANGUAGE sql STABLE AS
 $$ SELECT 'perdure_' || substr(md5(current_schema()), 1, 16) $$;
 
--- Tells workers that something may be there for them, if one has room for it, or if it is for what they run already.
--- Reads live_owned.
-CREATE FUNCTION tell_work(_for_running boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
+-- Whether a version of a workflow is among those of a worker.
+CREATE FUNCTION has_version(_versions text[], _workflow text, _version text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT EXISTS (
+        SELECT 1 FROM generate_series(1, cardinality(_versions), 2) AS i
+        WHERE _versions[i] = _workflow AND _versions[i + 1] = _version
+    )
+$$;
+
+-- Tells workers that something may be there for them: for those that serve one of the lanes, if any are named, and have
+-- room for it, unless it is for what they run already, or for later. Lanes are looked for by what they are called: they may
+-- have been made just now. Reads live_owned.
+CREATE FUNCTION tell_work(
+    _anyway boolean DEFAULT false, _queues text[] DEFAULT NULL, _workflows text[] DEFAULT NULL, _versions text[] DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF _for_running OR NOT EXISTS (SELECT 1 FROM worker) OR EXISTS (
+    IF (_anyway AND _queues IS NULL) OR EXISTS (
         SELECT 1 FROM worker AS w
-        WHERE w.concurrency > (SELECT count(*) FROM live AS l WHERE l.worker = w.id AND l.state = 'running')
-    ) THEN
+        -- What costs least comes first: it is enough for most workers.
+        WHERE CASE
+            WHEN _queues IS NULL OR (
+                _queues && w.queues
+                AND _workflows && w.workflows
+                AND (
+                    _versions = '{""}'
+                    OR EXISTS (
+                        SELECT 1 FROM unnest(_queues, _workflows, _versions) AS e (queue, workflow, version)
+                        WHERE e.queue = ANY (w.queues) AND e.workflow = ANY (w.workflows)
+                            AND (e.version = '' OR has_version(w.versions, e.workflow, e.version))
+                    )
+                )
+            )
+            THEN _anyway OR w.concurrency > (SELECT count(*) FROM live AS l WHERE l.worker = w.id AND l.state = 'running')
+        END
+    ) OR NOT EXISTS (SELECT 1 FROM worker) THEN
         PERFORM pg_notify(channel(), 'w');
     END IF;
 END $$;

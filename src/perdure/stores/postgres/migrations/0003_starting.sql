@@ -227,7 +227,7 @@ BEGIN
         SELECT c.existed, c.same INTO existed, same
         FROM compare(_ids, ARRAY(SELECT _workflows[e] FROM unnest(_places) AS e), _inputs, _made) AS c;
     END IF;
-    PERFORM tell_work();
+    PERFORM tell_work(false, _queues, _workflows, _versions);
 END $$;
 
 -- The group of a key and queue, made if need be with the limit of this start, unless one is stored: later ones do not
@@ -522,6 +522,16 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Tells workers that something may be there for them of the lanes in which runs are. Uses the unique index of run ids.
+CREATE FUNCTION tell_of(_anyway boolean, _ids text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM tell_work(
+        _anyway, coalesce(array_agg(a.queue), '{}'), coalesce(array_agg(a.workflow), '{}'), coalesce(array_agg(a.version), '{}')
+    )
+    FROM lane AS a
+    WHERE a.id = ANY (ARRAY(SELECT DISTINCT r.lane FROM run AS r WHERE r.id = ANY (_ids)));
+END $$;
+
 -- Makes runs of any kind, from a JSON list of starts.
 CREATE FUNCTION enqueue_all(
     _clock bigint, _starts jsonb, OUT ids text[], OUT existed boolean[], OUT same boolean[], OUT limits integer[]
@@ -530,7 +540,7 @@ SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 BEGIN
     SELECT s.ids, s.existed, s.same, s.limits INTO ids, existed, same, limits
     FROM start_all(coalesce(_clock, clock_ms()), _starts, NULL, false, false) AS s;
-    PERFORM tell_work();
+    PERFORM tell_of(false, ids);
 END $$;
 
 -- Makes all runs of a batch and its callback, which waits for them; returns how they were answered, the callback last.
@@ -599,7 +609,7 @@ BEGIN
     IF _odd IS NOT NULL THEN
         RAISE EXCEPTION 'one of its runs' USING ERRCODE = 'PD009', DETAIL = ids[_odd];
     END IF;
-    PERFORM tell_work();
+    PERFORM tell_of(false, ids || (_callback ->> 'id'));
 END $$;
 
 -- Queues the callbacks of those of the batches of which nothing is left to wait for. Uses primary keys.

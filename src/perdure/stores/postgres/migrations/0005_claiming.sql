@@ -11,13 +11,7 @@ SET search_path FROM CURRENT AS $$
     CROSS JOIN unnest(w.workflows) AS f (name)
     JOIN lane AS l ON l.queue = q.name AND l.workflow = f.name
     WHERE w.id = _worker
-        AND (
-            l.version = ''
-            OR EXISTS (
-                SELECT 1 FROM generate_series(1, cardinality(w.versions), 2) AS i
-                WHERE w.versions[i] = l.workflow AND w.versions[i + 1] = l.version
-            )
-        )
+        AND (l.version = '' OR has_version(w.versions, l.workflow, l.version))
 $$;
 
 -- Whether nobody is making lanes: those whose making had moved the topology on before this was asked can be seen then. One
@@ -191,6 +185,23 @@ BEGIN
         ) AS q
         WHERE o.owner <> 0
     );
+END $$;
+
+-- Tells workers that runs are ready, if one has room for one that is for it. Uses live_owned, and what any_ready() uses.
+CREATE FUNCTION tell_ready() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF (
+        EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL AND l.owner = 0)
+        OR EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL AND l.owner <> 0)
+    ) AND EXISTS (
+        SELECT 1 FROM worker AS w
+        WHERE CASE
+            WHEN w.concurrency > (SELECT count(*) FROM live AS l WHERE l.worker = w.id AND l.state = 'running')
+            THEN any_ready(served(w.id), CASE WHEN w.sessions > 0 THEN ARRAY[0, w.id, -1] ELSE '{0}' END)
+        END
+    ) THEN
+        PERFORM pg_notify(channel(), 'w');
+    END IF;
 END $$;
 
 -- Gives the first ready runs of lanes to a worker, as long as they fit into the bytes; `_first` is the token of the first

@@ -785,11 +785,7 @@ BEGIN
     IF _sooner THEN
         PERFORM tell_work();
     ELSIF _ready THEN
-        IF EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL AND l.owner = 0)
-            OR EXISTS (SELECT 1 FROM live AS l WHERE l.state = 'queued' AND l.held IS NULL AND l.owner <> 0)
-        THEN
-            PERFORM tell_work();
-        END IF;
+        PERFORM tell_ready();
     END IF;
     -- Workers set their clocks by this: nothing that they are given began later.
     now := coalesce(_clock, clock_ms());

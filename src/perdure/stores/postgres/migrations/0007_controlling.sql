@@ -48,7 +48,7 @@ BEGIN
         PERFORM tell_status();
     END IF;
     IF _woken > 0 OR _state = 'running' THEN
-        PERFORM tell_work(_state = 'running');
+        PERFORM tell_of(_state = 'running', ARRAY[_run_id]);
     END IF;
 END $$;
 

@@ -136,6 +136,7 @@ DECLARE
     _waiting text[] := '{}';
     _late integer := 0;
     _busy boolean := false;
+    _news boolean := false;
     _done bigint[] := '{}';
 BEGIN
     done := false;
@@ -165,6 +166,7 @@ BEGIN
             END IF;
             IF _became = 'done' THEN
                 _done := _done || _left.id;
+                _news := _news OR _left.what NOT IN ('count', 'progress');
             ELSE
                 _waiting := _waiting || _left.about;
                 _late := _late + (_became = 'late')::integer;
@@ -178,8 +180,8 @@ BEGIN
     done := cardinality(_done) > 0;
     held := NOT (done OR _busy) AND cardinality(_waiting) > 0;
     -- Others may run, and watch for what came; and more may have come. But nobody looks more often than he would anyway
-    -- for what transactions of applications hold.
-    IF NOT held THEN
+    -- for what transactions of applications hold, or since others have counted.
+    IF NOT held AND (_news OR _busy OR cardinality(_waiting) > 0 OR cardinality(_done) = 200) THEN
         PERFORM tell_work(true);
     END IF;
 END $$;
@@ -329,7 +331,7 @@ BEGIN
     END IF;
     SELECT s.ids, s.existed, s.same INTO ids, existed, same
     FROM start_all(coalesce(_clock, clock_ms()), _starts, NULL, false, true) AS s;
-    PERFORM pg_notify(channel(), 'w');
+    PERFORM tell_of(true, ids);  -- Until the commit they may get room.
 END $$;
 
 -- Whether a worker whose lease holds takes runs of a workflow from a queue, and of a version, if they are pinned to one.
@@ -338,13 +340,7 @@ CREATE FUNCTION is_served(_queue text, _workflow text, _version text) RETURNS bo
     SELECT EXISTS (
         SELECT 1 FROM worker AS w JOIN lease AS e ON e.worker = w.id
         WHERE e.until > clock_ms() AND _workflow = ANY (w.workflows) AND _queue = ANY (w.queues)
-            AND (
-                _version IS NULL
-                OR EXISTS (
-                    SELECT 1 FROM generate_series(1, cardinality(w.versions), 2) AS i
-                    WHERE w.versions[i] = _workflow AND w.versions[i + 1] = _version
-                )
-            )
+            AND (_version IS NULL OR has_version(w.versions, _workflow, _version))
     )
 $$;
 
