@@ -108,20 +108,6 @@ async def test_a_worker_that_was_not_there_until_now_looks_once_more(store: Post
     await subscription.close()
 
 
-async def test_a_worker_that_was_busy_until_now_looks_once_more(store: PostgresStore) -> None:
-    """So it does when it had more in hand than it has slots: who started a run in this moment saw it busy."""
-    await store.enqueue([start() for _ in range(3)])
-    ada = await worker(store, concurrency=1)
-    claims = await ada.claim(3)
-    woken = asyncio.Event()
-    subscription = await store.subscribe(Topic.WORK, woken.set)
-    reply = await ada.exchange(settles=[settle(claim) for claim in claims], slots=1)
-    assert len(claims) == 3 and reply.claims == []
-    async with asyncio.timeout(PATIENCE):
-        await woken.wait()
-    await subscription.close()
-
-
 async def test_starts_that_are_pinned_call_who_has_the_version(store: PostgresStore, ear: Ear) -> None:
     ada = await worker(store, workflows=["f", "g"], versions={"f": ["1", "2"], "g": ["3"]})
     for workflow, version, calls in (

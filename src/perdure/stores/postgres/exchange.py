@@ -126,7 +126,7 @@ class Desk:
         claims = self._claims(row)
         if exchange.slots:
             self._note(exchange.worker, row, begun)
-        if len(claims) < exchange.slots and (lanes is None or exchange.slots <= len(exchange.settles)):
+        if len(claims) < exchange.slots and (lanes is None or exchange.slots == len(exchange.settles)):
             # It was not there until now, or busy. Who started a run in this moment did not see it, and did not call.
             self._look_again()
         return Exchanged(
