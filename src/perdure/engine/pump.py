@@ -14,7 +14,6 @@ from typing import Protocol, TypeAlias
 
 from perdure.backoff import pauses
 from perdure.clock import Alarm, Clock
-from perdure.engine.ahead import Ahead
 from perdure.engine.firing import Firing
 from perdure.engine.fitting import fitting_saves, fitting_settles
 from perdure.engine.watching import Watches
@@ -52,9 +51,6 @@ must not become as many exchanges."""
 _AGAIN = 0.2
 """Seconds until what a part of the store did not take is said again, unless there is something else to say before."""
 
-_TURNS_AHEAD = 4
-"""Turns of the event loop that the ends of runs wait for what the next runs say, as long as there are runs in hand."""
-
 _IN_STEP = 8
 """How many runs an answer has to move on for it to be handed out in two halves."""
 
@@ -79,9 +75,7 @@ class Owner(Protocol):
 class Pump:
     """Collects what runs have to say, exchanges it with the store, and hands out what comes back."""
 
-    def __init__(
-        self, store: Store, clock: Clock, *, free: Callable[[], int], begin: Callable[[Claim], None], ahead: int = 0
-    ) -> None:
+    def __init__(self, store: Store, clock: Clock, *, free: Callable[[], int], begin: Callable[[Claim], None]) -> None:
         self._store = store
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -105,9 +99,6 @@ class Pump:
         self._serial = 0
         self._worker = 0
         self._last_queue = ""
-        self._ahead = Ahead(ahead, self._hand_back, time=self._loop.time)
-        self._followed = False
-        """Whether a run that was claimed ahead has begun since the last exchange."""
         self._coming: list[Claim] = []
         """Claims that are begun as soon as the next exchange is on its way."""
         self._stopping = False
@@ -148,13 +139,6 @@ class Pump:
     def unwatch(self, token: int, key: str) -> None:
         self._watches.remove(token, key)
 
-    def freed(self) -> None:
-        """A slot is free: what was claimed ahead begins."""
-        while self._ahead and self._free() and not self.dead:
-            self._begin(self._ahead.take())
-            self._followed = True
-        self.hint()
-
     def hint(self) -> None:
         """Something may have changed in the store."""
         self._hinted = True
@@ -187,13 +171,9 @@ class Pump:
         try:
             while not self._stopping:
                 await self._woken()
-                await self._joined()
                 exchange, futures = self._collect()
                 reply = await self._send(exchange, futures)
                 if reply is not None:
-                    self._ahead.answered(len(exchange.settles), reply.more)
-                    if reply.gone:
-                        self._ahead.drop()
                     await self._hand_out(exchange, futures, reply)
                     if reply.gone or (self.worn and not self.owners and not self._settles):
                         return True
@@ -203,12 +183,10 @@ class Pump:
                 if timer is not None:
                     timer.cancel()
             self._looking = self._alarm = None
-            self._ahead.close()
 
     def drain(self) -> None:
         """Claims nothing more, and gives up the sessions of which nothing runs, the others as their last run ends."""
         self.claiming = False
-        self._ahead.clear()
         self.look()
 
     def stop(self) -> None:
@@ -238,14 +216,6 @@ class Pump:
             if self._hinted:  # there is no room, but it may be a cancellation
                 self._look_soon()
 
-    async def _joined(self) -> None:
-        """Lets the ends of runs wait for what those say that began in their place."""
-        for _ in range(_TURNS_AHEAD):
-            if not self._followed or self._saves or self._look or not self._settles:
-                break
-            await asyncio.sleep(0)
-        self._followed = False
-
     def _look_soon(self, after: float = _UNHURRIED) -> None:
         if self._looking is None:
             self._looking = self._loop.call_later(after, self.look)
@@ -271,8 +241,7 @@ class Pump:
         self._polling = self._loop.call_later(POLL * random.uniform(0.7, 1.0), self._poll)
 
     def _room(self) -> int:
-        """How many runs may be claimed."""
-        return max(0, self._free() + self._ahead.room - len(self._coming)) if self.claiming and not self.worn else 0
+        return max(0, self._free() - len(self._coming)) if self.claiming and not self.worn else 0
 
     def _collect(self) -> tuple[Exchange, list[_Pending]]:
         count, size = fitting_saves(save for save, _ in self._saves)
@@ -460,16 +429,10 @@ class Pump:
         """Begins what was claimed. A store may claim for a worker that waits before it hears that this one stops:
         that is handed back, for others to begin."""
         for claim in claims:
-            if not self.claiming:
-                self._hand_back(claim)
-            elif self._free() and not self._ahead:
+            if self.claiming:
                 self._begin(claim)
             else:
-                self.owners[claim.token] = self._ahead.put(claim)
-
-    def _hand_back(self, claim: Claim) -> None:
-        self.owners.pop(claim.token, None)
-        self.settle(Settle(claim.ref, claim.token, To.RELEASE))
+                self.settle(Settle(claim.ref, claim.token, To.RELEASE))
 
     def _set_alarm(self, at: Millis | None) -> None:
         if at == self._alarm_at and self._alarm is not None:

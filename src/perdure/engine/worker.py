@@ -15,7 +15,6 @@ from typing import Any
 
 from perdure.backoff import pauses
 from perdure.clock import Clock
-from perdure.engine.ahead import MOST_IN_HAND
 from perdure.engine.definitions import StepDefinition, WorkflowDefinition
 from perdure.engine.execution import Execution
 from perdure.engine.leases import LeaseThread
@@ -76,10 +75,8 @@ class Runtime:
         self.adoption = Adoption(self.loop)
         self.new_task = self.adoption.new_task
         self.executions: dict[int, Execution] = {}
-        self.pump = Pump(
-            store, clock, free=lambda: self.slots.free, begin=begin, ahead=max(0, MOST_IN_HAND - concurrency)
-        )
-        self.slots = Slots(concurrency, self.pump.freed)
+        self.pump = Pump(store, clock, free=lambda: self.slots.free, begin=begin)
+        self.slots = Slots(concurrency, self.pump.hint)
         self.threads = ThreadLayers(min(concurrency, 64))
         self.processes = Processes(os.cpu_count() or 1, max_value_bytes)
         self.steps: dict[str, StepDefinition] = {}
