@@ -50,8 +50,11 @@ class ManualClock:
 
     def __init__(self, start: Millis = 1_700_000_000_000) -> None:
         self._now = start
+        self.each_look: Millis = 0
+        """How much time passes each time that it is looked at."""
 
     def now(self) -> Millis:
+        self._now += self.each_look
         return self._now
 
     def advance(self, *, ms: Millis) -> Millis:

@@ -112,6 +112,6 @@ async def test_each_dead_worker_has_its_own_to_blame(store: Store, clock: Manual
     assert ids(await two.claim(2)) == ["bad", "good"]
     assert ids(await three.claim(2)) == ["alone"]
     clock.advance(ms=LEASE)
-    assert await store.reclaim() == 3
+    assert (await store.reclaim()).count == 3
     crashes = {run_id: (await record(store, run_id)).crashes for run_id in ("bad", "good", "alone")}
     assert crashes == {"bad": 2, "good": 0, "alone": 1}

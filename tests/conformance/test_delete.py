@@ -74,7 +74,7 @@ async def test_a_late_worker_brings_nothing_back(store: Store, ada: Worker, bob:
     for to in To:
         assert (await ada.settle(claim, to, '"x"')).refused == [claim.token]
     assert (await ada.repeat()).refused == [claim.token]
-    assert await store.reclaim() == 0 and await store.bury(ada.name) == 0
+    assert (await store.reclaim()).count == 0 and await store.bury(ada.name) == 0
     assert await left(store) == [] and await bob.claim() == []
     assert await store.counts() == []
 

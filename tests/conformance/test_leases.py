@@ -28,7 +28,7 @@ from conformance.kit import (
 from perdure.clock import moment
 from perdure.explain import reason_of
 from perdure.model import Outcome, RunQuery, State
-from perdure.stores.base import Keeper, Store
+from perdure.stores.base import Keeper, Reclaimed, Store
 from perdure.stores.exchange import To
 
 pytestmark = pytest.mark.anyio
@@ -63,10 +63,10 @@ async def test_a_lease_is_lost_at_its_end_and_not_before(
     await store.enqueue([start("r")])
     stale = await ada.claim_one()
     clock.advance(ms=LEASE - 1)
-    assert await store.reclaim() == 0
+    assert (await store.reclaim()).count == 0
     assert (await ada.exchange()).gone is False
     clock.advance(ms=1)
-    assert await store.reclaim() == 1
+    assert (await store.reclaim()).count == 1
     run = await record(store, "r")
     assert (run.state, run.worker, run.attempt, run.crashes) == (State.QUEUED, None, 2, 1)
     newcomer = await worker(store)
@@ -140,7 +140,7 @@ async def test_reclaiming_again_finds_nothing(store: Store, ada: Worker, clock: 
     await store.enqueue([start(), start()])
     await ada.claim()
     clock.advance(ms=LEASE)
-    assert [await store.reclaim(), await store.reclaim()] == [2, 0]
+    assert [(await store.reclaim()).count for _ in range(2)] == [2, 0]
 
 
 async def test_a_renewed_lease_is_kept(store: Store, ada: Worker, keeper: Keeper, clock: ManualClock) -> None:
@@ -149,7 +149,7 @@ async def test_a_renewed_lease_is_kept(store: Store, ada: Worker, keeper: Keeper
     for _ in range(5):
         clock.advance(ms=LEASE - 1)
         assert await renew(keeper)
-        assert await store.reclaim() == 0
+        assert (await store.reclaim()).count == 0
     assert (await ada.settle(claim, body="1")).refused == []
 
 
@@ -160,9 +160,9 @@ async def test_a_lease_counts_from_its_renewal(store: Store, ada: Worker, keeper
     assert await renew(keeper)
     assert [live.lease_until for live in await store.workers()] == [clock.now() + LEASE]
     clock.advance(ms=LEASE - 1)
-    assert await store.reclaim() == 0
+    assert (await store.reclaim()).count == 0
     clock.advance(ms=1)
-    assert await store.reclaim() == 1
+    assert (await store.reclaim()).count == 1
 
 
 async def test_a_lease_that_ran_out_is_renewed_while_nobody_reclaimed(
@@ -172,7 +172,7 @@ async def test_a_lease_that_ran_out_is_renewed_while_nobody_reclaimed(
     claim = await ada.claim_one()
     clock.advance(ms=10 * LEASE)
     assert await renew(keeper)
-    assert await store.reclaim() == 0
+    assert (await store.reclaim()).count == 0
     assert (await ada.settle(claim, body="1")).refused == []
 
 
@@ -222,6 +222,59 @@ async def test_a_late_write_does_not_disturb_the_new_owner(store: Store, ada: Wo
     assert (await bob.settle(claim, body="1")).refused == []
 
 
+async def test_a_look_for_dead_workers_tells_when_the_next_lease_ends(store: Store, clock: ManualClock) -> None:
+    assert (await store.reclaim()).next_at is None
+    first, second = await worker(store, lease=1_000), await worker(store, lease=5_000)
+    began = clock.now()
+    assert (await store.reclaim()).next_at == began + 1_000
+    clock.advance(ms=600)
+    with closing(store.keeper(first.id, first.lease)) as keeper:
+        assert await renew(keeper)
+    assert (await store.reclaim()).next_at == began + 1_600
+    await store.enqueue([start("r")])
+    await first.claim_one()
+    clock.advance(ms=1_000)
+    assert await store.reclaim() == Reclaimed(1, began + 5_000)
+    await store.retire(second.id)
+    assert await store.reclaim() == Reclaimed(0, None)
+
+
+async def test_a_look_that_the_store_comes_to_late_takes_nothing(
+    store: Store, ada: Worker, bob: Worker, keeper: Keeper, clock: ManualClock
+) -> None:
+    """It hung: those who live have had no time to renew."""
+    await store.enqueue([start("hers"), start("his")])
+    await ada.claim(1)
+    await bob.claim(1)
+    asked = clock.now() + LEASE
+    clock.advance(ms=LEASE + 500)
+    found = await store.reclaim(asked)
+    assert (found.count, found.late) == (0, True)
+    assert await renew(keeper)
+    found = await store.reclaim(asked + 1)
+    assert (found.count, found.late, found.next_at) == (1, False, clock.now() + LEASE)
+    assert [live.id for live in await store.workers()] == [ada.id]
+
+
+async def test_a_store_whose_clock_was_put_back_comes_to_nothing_late(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.enqueue([start("r")])
+    await ada.claim_one()
+    clock.advance(ms=LEASE)
+    assert await store.reclaim(clock.now() + 3_600_000) == Reclaimed(1, None)
+
+
+async def test_what_takes_long_to_be_taken_back_is_not_late(store: Store, clock: ManualClock) -> None:
+    for _ in range(50):  # more than are taken back at once
+        await store.enqueue([start()])
+        await (await worker(store)).claim(1)
+    clock.advance(ms=LEASE)
+    clock.each_look = 100
+    found = await store.reclaim(clock.now())
+    assert (found.count, found.late) == (50, False)
+
+
 async def test_only_the_runs_of_the_dead_are_taken(store: Store, ada: Worker, clock: ManualClock) -> None:
     await store.enqueue([start("hers"), start("theirs")])
     await ada.claim_one()
@@ -229,7 +282,7 @@ async def test_only_the_runs_of_the_dead_are_taken(store: Store, ada: Worker, cl
     late = await worker(store)
     claim = await late.claim_one()
     clock.advance(ms=1)
-    assert await store.reclaim() == 1
+    assert (await store.reclaim()).count == 1
     assert (await late.settle(claim, body="1")).refused == []
     assert [live.id for live in await store.workers()] == [late.id]
 
@@ -246,7 +299,7 @@ async def test_what_a_dead_worker_does_not_own_stays(store: Store, ada: Worker, 
     )
     before = [await record(store, run_id) for run_id in ("done", "parked", "later", "new")]
     clock.advance(ms=LEASE)
-    assert await store.reclaim() == 0
+    assert (await store.reclaim()).count == 0
     assert [await record(store, run_id) for run_id in ("done", "parked", "later", "new")] == before
 
 
@@ -353,7 +406,7 @@ async def test_many_dead_workers_are_found_in_one_call(store: Store, clock: Manu
     for _ in range(8):
         await (await worker(store)).claim(50)
     clock.advance(ms=LEASE)
-    assert await store.reclaim() == 400
+    assert (await store.reclaim()).count == 400
     assert await store.workers() == []
     survivor = await worker(store)
     claimed: list[str] = []
@@ -366,7 +419,8 @@ async def test_of_many_who_reclaim_at_once_one_takes_each_run(store: Store, othe
     await store.enqueue([start(f"r{n}") for n in range(50)])
     await (await worker(store)).claim(50)
     clock.advance(ms=LEASE)
-    assert sum(await asyncio.gather(*(each.reclaim() for each in (store, other) * 5))) == 50
+    found = await asyncio.gather(*(each.reclaim() for each in (store, other) * 5))
+    assert sum(each.count for each in found) == 50
     assert {(await record(store, f"r{n}")).attempt for n in range(50)} == {2}
 
 
@@ -377,7 +431,7 @@ async def test_a_keeper_renews_from_another_process(
         clock.advance(ms=LEASE - 1)
         assert await renew(keeper)
         clock.advance(ms=LEASE - 1)
-        assert await store.reclaim() == 0
+        assert (await store.reclaim()).count == 0
         await store.bury(ada.name)
         assert await renew(keeper) is False
 
@@ -388,4 +442,4 @@ async def test_a_keeper_renews_while_the_event_loop_is_blocked(
     clock.advance(ms=LEASE - 1)
     assert keeper.renew()
     clock.advance(ms=LEASE - 1)
-    assert await store.reclaim() == 0
+    assert (await store.reclaim()).count == 0

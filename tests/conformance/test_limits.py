@@ -126,7 +126,7 @@ async def test_the_share_of_a_dead_worker_is_free_when_it_is_found(
     clock.advance(ms=LEASE)
     bob.renew()
     assert await bob.claim() == []
-    assert await store.reclaim() == 2
+    assert (await store.reclaim()).count == 2
     assert ids(await bob.claim()) == ["0", "1"]
 
 

@@ -373,7 +373,7 @@ class StoreMachine(Drawing, RuleBasedStateMachine):
         elif how == "is silent":
             if known:
                 self.clock.advance(ms=max(0, known.lease_until - self.clock.now()))
-            taken = self.run(self.store.reclaim())
+            taken = self.run(self.store.reclaim()).count
             assert taken == self.reference.take_back(self.reference.dead(), self.shown())
         elif how == "dies":
             taken = self.run(self.store.bury(worker.name))

@@ -157,7 +157,7 @@ async def test_when_the_owner_dies_its_runs_go_elsewhere_in_order(
     await ada.claim(2)
     clock.advance(ms=LEASE)
     bob.renew()
-    assert await store.reclaim() == 2
+    assert (await store.reclaim()).count == 2
     claims = await bob.claim()
     assert [(claim.id, claim.attempt) for claim in claims] == [("a", 2), ("b", 2), ("c", 1)]
 

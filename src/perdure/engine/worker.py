@@ -8,7 +8,6 @@ import os
 import random
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from secrets import token_hex
 from typing import Any
@@ -21,6 +20,7 @@ from perdure.engine.leases import LeaseThread
 from perdure.engine.points import Tap
 from perdure.engine.processes import Processes
 from perdure.engine.pump import Pump
+from perdure.engine.reclaiming import Reclaiming
 from perdure.engine.slots import Slots
 from perdure.engine.tasks import Adoption
 from perdure.engine.threads import ThreadLayers
@@ -30,9 +30,6 @@ from perdure.stores.base import PRUNE_LIMIT, Registration, Store, Subscription, 
 from perdure.stores.exchange import Claim
 
 logger = logging.getLogger("perdure.worker")
-
-_RECLAIM_PAUSE = 0.7
-"""Seconds between two looks for dead workers: with the lease, how long a run waits for a new one."""
 
 PRUNE_PAUSE = 60.0
 """Seconds, at most, between two looks for runs that the policies let go; a random part is taken off."""
@@ -62,6 +59,7 @@ class Runtime:
         clock: Clock,
         *,
         concurrency: int,
+        lease: Millis,
         max_value_bytes: int,
         begin: Callable[[Claim], None],
         tap: Tap | None,
@@ -86,6 +84,7 @@ class Runtime:
         self.random = random.Random().random
         self.lease: LeaseThread | None = None
         """That of the incarnation, once there is one."""
+        self.reclaiming = Reclaiming(store, clock, lease)
         self.loops: list[asyncio.Task[None]] = []
         self.idle = asyncio.Event()
         self.idle.set()
@@ -156,8 +155,6 @@ class Worker:
         self._lives = 0
         self._stopping = False
         self._patience = _FAREWELL
-        self._held_up = False
-        """Whether the last look for dead workers failed, or took long: those who live seem dead then."""
         self._prune_limit = PRUNE_LIMIT
         self._subscription: Subscription | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -194,6 +191,7 @@ class Worker:
             store,
             self._clock,
             concurrency=self._concurrency,
+            lease=self._lease,
             max_value_bytes=self._max_value_bytes,
             begin=self._begin,
             tap=self.tap,
@@ -335,20 +333,9 @@ class Worker:
         await self._register()
 
     async def _reclaim(self) -> None:
-        """Takes back what dead workers held.
-
-        Who could not reach the store, or stood still, may be the first one back of many: it renews its own lease, and
-        leaves the others the time until the next look to do the same."""
-        await asyncio.sleep(_RECLAIM_PAUSE * random.uniform(0.7, 1.0))
-        lease = self.runtime.lease
-        if lease is not None and (self._held_up or not lease.certain):
-            renewed, _ = await asyncio.wait([lease.renewed()], timeout=_RECLAIM_PAUSE)
-            self._held_up = not renewed
-            return
-        self._held_up = True
-        asked = time.monotonic()
-        count = await self.runtime.store.reclaim()
-        self._held_up = time.monotonic() - asked >= _RECLAIM_PAUSE
+        """Takes back what dead workers held."""
+        await asyncio.sleep(self.runtime.reclaiming.pause())
+        count = await self.runtime.reclaiming.look(self.runtime.lease)
         if count:
             logger.warning("took back %d runs of workers that died", count)
             self.runtime.pump.hint()

@@ -62,6 +62,17 @@ class Registration(Struct, kw_only=True):
     lease: Millis
 
 
+class Reclaimed(Struct):
+    """What came of a look for dead workers."""
+
+    count: int
+    """How many runs were taken back."""
+    next_at: Millis | None
+    """When the first lease ends of those incarnations that are left; None when there are none."""
+    late: bool = False
+    """Whether the store came to it too late, so that it took nothing."""
+
+
 class Severity(StrEnum):
     """How bad a finding is."""
 
@@ -401,8 +412,12 @@ class Store(Protocol):
         """One call per wake of a worker: see `Exchange`."""
         ...
 
-    async def reclaim(self) -> int:
-        """Takes back the runs of incarnations whose lease has ended, and forgets these; returns how many runs.
+    async def reclaim(self, asked: Millis | None = None) -> Reclaimed:
+        """Takes back the runs of incarnations whose lease has ended, and forgets these.
+
+        Takes nothing when the store comes to it half a second or more after `asked`, the time at which it was called,
+        by the store's clock. A server that hung does what lay with it as soon as it goes on: that must not be among it,
+        before those who live have renewed.
 
         Each such run is `queued` in its old place with `attempt` one up and `cut_off` set, or backs off, or ends as
         failed, as `perdure.blame.judge` decides (`perdure.causes.poisoned` makes the error). One that is being

@@ -237,7 +237,7 @@ async def test_a_worker_that_stood_still_for_its_lease_begins_no_step(play: Play
         if stood_still:
             return
         sandbox.clock.move_to(sandbox.clock.now() + 11_000)
-        other = threading.Thread(target=lambda: stood_still.append(asyncio.run(store.reclaim())))
+        other = threading.Thread(target=lambda: stood_still.append(asyncio.run(store.reclaim()).count))
         other.start()
         other.join()
 
@@ -360,7 +360,7 @@ async def test_dead_workers_are_found_by_any_live_one(play: Play) -> None:
         await sandbox.start_worker()
         await sandbox.advance(9.9, settle=False)
         store = await app.client.store()
-        assert await store.reclaim() == 0
+        assert (await store.reclaim()).count == 0
         await sandbox.advance(0.2, settle=False)
         await gate.reached(2)
         gate.open()

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from perdure.stores.shared import leases
-from perdure.stores.shared.leases import Promptness
-
-pytestmark = pytest.mark.anyio
+from perdure.stores.shared.leases import HELD_UP, is_late
 
 
-async def test_a_server_that_is_always_late_is_slow_and_did_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "HELD_UP", -1.0)  # each answer is late
-    promptness = Promptness()
-    assert [await promptness.hung(asyncio.sleep(0)) for _ in range(3)] == [True, False, False]
-    monkeypatch.setattr(leases, "HELD_UP", 1000.0)
-    assert not await promptness.hung(asyncio.sleep(0))
-    monkeypatch.setattr(leases, "HELD_UP", -1.0)
-    assert await promptness.hung(asyncio.sleep(0))
+@pytest.mark.parametrize(
+    ("asked", "now", "late"),
+    [
+        (1_000, 1_000 + HELD_UP - 1, False),
+        (1_000, 1_000 + HELD_UP, True),
+        (3_600_000, 1_000, False),  # the store's clock was put back
+        (1_000, 3_600_000, True),  # or forward: nobody could renew by it yet
+        (None, 3_600_000, False),
+    ],
+)
+def test_a_store_is_late_by_its_own_clock(asked: int | None, now: int, *, late: bool) -> None:
+    assert is_late(asked, now) is late

@@ -359,12 +359,12 @@ async def test_an_open_transaction_keeps_the_worker_but_not_its_exchanges(app: A
         kept = await joining(store).within(connection).keep(_save(claim))
         assert kept.transaction and not kept.refused
         assert not await joining(store).is_over(kept.transaction)
-        assert await asyncio.wait_for(store.reclaim(), 4) == 0
+        assert (await asyncio.wait_for(store.reclaim(), 4)).count == 0
         reply = await asyncio.wait_for(store.exchange(Exchange(claim.token >> 40, 2, slots=1)), 4)
         assert not reply.gone
         await store.cancel("r", "because")  # may be asked for
     assert await joining(store).is_over(kept.transaction)
-    assert await store.reclaim() == 1
+    assert (await store.reclaim()).count == 1
     assert [each.body for each in await store.history("r")] == ["1"]
 
 

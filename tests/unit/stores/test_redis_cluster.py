@@ -213,7 +213,7 @@ async def test_where_a_partition_is_full_clients_start_nothing_and_runs_do(
         bob = await worker(await make_store())
         clock.advance(ms=LEASE + 1)
         assert bob.renew()
-        assert await store.reclaim() == 2
+        assert (await store.reclaim()).count == 2
         assert sorted(claim.id for claim in await everything(bob)) == sorted([parent, there, child])
     finally:
         full.run("CONFIG", "SET", "maxmemory", 0)
@@ -651,7 +651,7 @@ async def test_who_is_to_blame_is_decided_for_all_partitions_together(
     await store.enqueue([start(max_crashes=1) for _ in range(20)])
     assert len(await everything(ada)) == 20
     clock.advance(ms=LEASE + 1)
-    assert await store.reclaim() == 20
+    assert (await store.reclaim()).count == 20
     # One of twenty that crash together is not poison at the first crash, as it would be if it had been alone.
     assert {run.state for run in await store.runs(RunQuery())} <= {State.QUEUED, State.SCHEDULED}
     assert await store.workers() == []

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from perdure.stores.base import Registration
-from perdure.stores.sqlite import SqliteStore, parse_url, worker
+from perdure.stores.shared import leases
+from perdure.stores.sqlite import SqliteStore, parse_url
 from perdure.stores.sqlite.executor import Transaction
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +30,7 @@ async def test_a_long_transaction_gives_its_time_back_to_those_who_live(tmp_path
         for name in ("alive", "dead")
     ]
 
-    def leases(transaction: Transaction) -> dict[int, int]:
+    def ends(transaction: Transaction) -> dict[int, int]:
         return dict(transaction.connection.execute("SELECT id, lease_until FROM worker").fetchall())
 
     def take_an_hour(transaction: Transaction) -> None:
@@ -39,12 +40,12 @@ async def test_a_long_transaction_gives_its_time_back_to_those_who_live(tmp_path
         )
 
     try:
-        before = await store._write(leases)
+        before = await store._write(ends)
         await store._write(take_an_hour)
-        after = await store._write(leases)
+        after = await store._write(ends)
         assert after[dead] == before[dead] - 2 * HOUR
         assert HOUR <= after[alive] - before[alive] < 2 * HOUR
-        assert await store.reclaim() == 0
+        assert (await store.reclaim()).count == 0
         assert [each.name for each in await store.workers()] == ["alive"]
     finally:
         await store.close()
@@ -52,7 +53,7 @@ async def test_a_long_transaction_gives_its_time_back_to_those_who_live(tmp_path
 
 async def test_who_waited_for_the_lock_takes_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody could renew while somebody held it: those who live do so before the next look."""
-    monkeypatch.setattr(worker, "HELD_UP", 0.05)
+    monkeypatch.setattr(leases, "HELD_UP", 50)
     store = SqliteStore(parse_url(f"sqlite:///{tmp_path}/a.db"))
     await store.open()
     try:
@@ -61,10 +62,10 @@ async def test_who_waited_for_the_lock_takes_nothing_back(tmp_path: Path, monkey
         )
         with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as foreign:
             foreign.execute("BEGIN IMMEDIATE")
-            reclaiming = asyncio.create_task(store.reclaim())
+            reclaiming = asyncio.create_task(store.reclaim(await store.now()))
             await asyncio.sleep(0.1)  # the time that it is held
             foreign.execute("COMMIT")
-            await reclaiming
+            assert (await reclaiming).late
             held = foreign.execute("SELECT count(*) FROM worker").fetchone()
             await store.reclaim()
             assert (held, foreign.execute("SELECT count(*) FROM worker").fetchone()) == ((1,), (0,))

@@ -30,7 +30,7 @@ from perdure.model import (
     State,
     WorkerRecord,
 )
-from perdure.stores.base import Finding, Keeper, Registration, Subscription, Topic, Within
+from perdure.stores.base import Finding, Keeper, Reclaimed, Registration, Subscription, Topic, Within
 from perdure.stores.exchange import PAGE, Exchange, Exchanged
 from perdure.stores.postgres import doctor, listen, lists, migrate, queues, reads, results, retention
 from perdure.stores.postgres import limits as limiting
@@ -44,7 +44,6 @@ from perdure.stores.postgres.session import Session, encode
 from perdure.stores.postgres.told import ToldSubscription, WorkSubscription
 from perdure.stores.postgres.url import Location
 from perdure.stores.postgres.within import Home, WithinTransaction
-from perdure.stores.shared.leases import Promptness
 from perdure.stores.shared.results import Results
 from perdure.stores.shared.schedules import read_schedules
 
@@ -61,7 +60,6 @@ class PostgresStore:
         self._desk = Desk(self._workers, self._look_again)
         self._home = Home(location)
         self._results = Results()
-        self._promptness = Promptness()
 
     @property
     def calls(self) -> int:
@@ -234,8 +232,8 @@ class PostgresStore:
     async def exchange(self, exchange: Exchange) -> Exchanged:
         return await self._desk.exchange(exchange)
 
-    async def reclaim(self) -> int:
-        return await workers.reclaim(self._workers, self._promptness)
+    async def reclaim(self, asked: Millis | None = None) -> Reclaimed:
+        return await workers.reclaim(self._workers, asked)
 
     async def bury(self, name: str) -> int:
         return await workers.bury(self._workers, name)

@@ -7,12 +7,12 @@ import msgspec
 from perdure.blame import Suspect, judge
 from perdure.causes import OVERDUE, POISONED, deadline_exceeded, poisoned
 from perdure.errors import StoreError
-from perdure.model import State
-from perdure.stores.base import Registration
+from perdure.model import Millis, State
+from perdure.stores.base import Reclaimed, Registration
 from perdure.stores.postgres.session import Session, parse
 from perdure.stores.postgres.sql import load
 from perdure.stores.postgres.url import Location
-from perdure.stores.shared.leases import Promptness
+from perdure.stores.shared.leases import is_late
 from perdure.wording import shortened
 
 _Suspects = msgspec.json.Decoder(list[Suspect])
@@ -48,40 +48,39 @@ async def register(db: Session, location: Location, worker: Registration) -> int
     )
 
 
-async def reclaim(db: Session, promptness: Promptness) -> int:
-    """Takes back the runs of all incarnations whose lease has ended; returns how many. None are when the server
-    hung until now: those who live get the time until the next look to renew."""
-    if await promptness.hung(db.time()):
-        return 0
-    return await _take_back(db, None) or 0
+async def reclaim(db: Session, asked: Millis | None) -> Reclaimed:
+    """Takes back the runs of all incarnations whose lease has ended, unless the server came to it late: then it hung,
+    and those who live get the time until the next look to renew."""
+    dead, runs, now, next_at = await db.call("suspects", db.clock(), None)
+    late = is_late(asked, now)
+    if late or not dead:
+        return Reclaimed(0, next_at, late)
+    count = await _take_back(db, dead, runs, now)
+    return Reclaimed(count, await db.get("first_end"))
 
 
 async def bury(db: Session, name: str) -> int:
     """Takes back the runs of the incarnations of a name; returns how many. What a last exchange claims, that the server
     was at still, is found when it is over."""
     taken = 0
-    while (runs := await _take_back(db, name)) is not None:
-        taken += runs
-    return taken
+    while True:
+        named, runs, now, _ = await db.call("suspects", db.clock(), name)
+        if not named:
+            return taken
+        taken += await _take_back(db, named, runs, now, named=True)
 
 
-async def _take_back(db: Session, name: str | None) -> int | None:
-    """Takes back what incarnations own; None when there is none of them.
-
-    The runs are judged between two calls: the second one takes back what is as it was in the first.
-    """
-    workers, runs = await db.call("suspects", db.clock(), name)
-    if not workers:
-        return None
+async def _take_back(db: Session, workers: list[int], runs: str | None, now: Millis, *, named: bool = False) -> int:
+    """Takes back what incarnations own. The runs are judged between two calls: the second one takes back what is as it
+    was in the first."""
     suspects = parse(_Suspects, runs)
-    now = await db.time()
     verdicts = judge(suspects, now)
     tokens = {suspect.ref: suspect.token for suspect in suspects}
     return int(
         await db.get(
             "take_back",
             db.clock(),
-            name is not None,
+            named,
             workers,
             [verdict.ref for verdict in verdicts],
             [tokens[verdict.ref] for verdict in verdicts],

@@ -29,7 +29,7 @@ from perdure.model import (
     State,
     WorkerRecord,
 )
-from perdure.stores.base import Finding, Keeper, Registration, Subscription, Topic
+from perdure.stores.base import Finding, Keeper, Reclaimed, Registration, Subscription, Topic
 from perdure.stores.exchange import PAGE, Exchange, Exchanged
 from perdure.stores.redis import (
     batches,
@@ -57,7 +57,6 @@ from perdure.stores.redis.pushes import Hands
 from perdure.stores.redis.scripts import load
 from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.url import Location
-from perdure.stores.shared.leases import Promptness
 from perdure.stores.shared.results import Results
 
 
@@ -70,7 +69,6 @@ class RedisStore:
         self._db = Session(self._redis, now)
         self._hands = Hands(location)
         self._results = Results()
-        self._promptness = Promptness()
 
     @property
     def calls(self) -> int:
@@ -239,8 +237,8 @@ class RedisStore:
     async def exchange(self, exchange: Exchange) -> Exchanged:
         return await exchanging.exchange(self._db, self._hands, exchange)
 
-    async def reclaim(self) -> int:
-        return await workers.reclaim(self._db, self._promptness)
+    async def reclaim(self, asked: Millis | None = None) -> Reclaimed:
+        return await workers.reclaim(self._db, asked)
 
     async def bury(self, name: str) -> int:
         return await workers.bury(self._db, name)

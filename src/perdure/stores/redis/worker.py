@@ -5,21 +5,25 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from perdure.stores.base import Registration
+from perdure.model import Millis
+from perdure.stores.base import Reclaimed, Registration
 from perdure.stores.redis import chores
 from perdure.stores.redis.batches import tidy
 from perdure.stores.redis.session import Session
-from perdure.stores.shared.leases import Promptness
+from perdure.stores.shared.leases import HELD_UP
 
 
 class Taken(Struct):
-    """What came of taking back runs; `numbers` are the incarnations that were forgotten, if they were asked for so."""
+    """What came of taking back runs; `numbers` are the incarnations that were forgotten, if they were asked for so, and
+    `next_at` is when the first lease ends of those that are left."""
 
     runs: int
     more: bool
     batches: bool
     chores: bool
     numbers: list[int] = []
+    next_at: Millis | None = None
+    late: bool = False
 
 
 class _Registered(Struct):
@@ -40,30 +44,31 @@ async def register(db: Session, worker: Registration, number: int | None = None)
     return registered.number
 
 
-async def reclaim(db: Session, promptness: Promptness) -> int:
-    """Takes back the runs of all incarnations whose lease has ended; returns how many. None are when the server
-    hung until now: those who live get the time until the next look to renew."""
-    if await promptness.hung(db.call("now")):
-        return 0
-    return await _take_back(db, {})
+async def reclaim(db: Session, asked: Millis | None) -> Reclaimed:
+    """Takes back the runs of all incarnations whose lease has ended, unless the server comes to it late: then it hung,
+    and those who live get the time until the next look to renew."""
+    return await _take_back(db, {}, {} if asked is None else {"by": asked + HELD_UP})
 
 
 async def bury(db: Session, name: str) -> int:
     """Takes back the runs of one incarnation, whatever its lease; returns how many."""
-    return await _take_back(db, {"name": name})
+    return (await _take_back(db, {"name": name})).count
 
 
-async def _take_back(db: Session, which: dict[str, str]) -> int:
+async def _take_back(db: Session, which: dict[str, str], first: dict[str, Millis] | None = None) -> Reclaimed:
+    """Takes back runs, in as many calls as it takes; `first` is what only the first one is told besides."""
     taken = 0
+    asked = {**which, **(first or {})}
     while True:
-        found = await db.call("reclaim", which, durable=True, reads=Takings)
+        found = await db.call("reclaim", asked, durable=True, reads=Takings)
         taken += found.runs
+        asked = which
         if found.chores:
             taken += await chores.finish(db)
         if not found.more:
             if found.batches:
                 await tidy(db)
-            return taken
+            return Reclaimed(taken, found.next_at, found.late)
 
 
 async def retire(db: Session, worker: int) -> None:

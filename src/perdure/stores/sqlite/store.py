@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -34,7 +33,7 @@ from perdure.model import (
     State,
     WorkerRecord,
 )
-from perdure.stores.base import Finding, Keeper, Registration, Subscription, Topic
+from perdure.stores.base import Finding, Keeper, Reclaimed, Registration, Subscription, Topic
 from perdure.stores.exchange import PAGE, Exchange, Exchanged
 from perdure.stores.sqlite import batches, control, doctor, lists, migrate, queues, reads, retention, schedules
 from perdure.stores.sqlite import limits as limiting
@@ -310,9 +309,8 @@ class SqliteStore:
                 return reply
         return await self._write(lambda tx: perform(tx, exchange))
 
-    async def reclaim(self) -> int:
+    async def reclaim(self, asked: Millis | None = None) -> Reclaimed:
         # Each look takes the lock, for no time: who finds it held knows that the others could not renew.
-        asked = time.monotonic()
         return await self._write(lambda tx: workers.reclaim(tx, asked))
 
     async def bury(self, name: str) -> int:

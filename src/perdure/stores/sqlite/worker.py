@@ -8,9 +8,9 @@ import msgspec
 
 from perdure.blame import Suspect, judge
 from perdure.causes import POISONED, poisoned
-from perdure.model import Json, State
-from perdure.stores.base import Registration, Topic
-from perdure.stores.shared.leases import HELD_UP
+from perdure.model import Json, Millis, State
+from perdure.stores.base import Reclaimed, Registration, Topic
+from perdure.stores.shared.leases import is_late
 from perdure.stores.sqlite.control import end_held
 from perdure.stores.sqlite.executor import Transaction
 from perdure.stores.sqlite.settle import keep_causes, take_numbers
@@ -61,12 +61,11 @@ def retire(transaction: Transaction, worker: int) -> None:
         end_held(transaction, stopping)
 
 
-def reclaim(transaction: Transaction, asked: float) -> int:
-    """Takes back the runs of all incarnations whose lease has ended; returns how many. `asked` is when, by the clock of
-    `time.monotonic`: who waited for long since then leaves those who live the time until the next look to renew."""
-    if transaction.began - asked >= HELD_UP:
-        return 0
-    return _take_back(transaction, transaction.row(_SQL["dead"], {"now": transaction.now})[0])
+def reclaim(transaction: Transaction, asked: Millis | None) -> Reclaimed:
+    """Takes back the runs of all incarnations whose lease has ended, unless it waited for the lock for long."""
+    late = is_late(asked, transaction.now)
+    count = 0 if late else _take_back(transaction, transaction.row(_SQL["dead"], {"now": transaction.now})[0])
+    return Reclaimed(count, transaction.row(_SQL["first_end"])[0], late)
 
 
 def bury(transaction: Transaction, name: str) -> int:

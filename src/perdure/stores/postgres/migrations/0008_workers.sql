@@ -27,15 +27,18 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- The runs of incarnations whose lease has ended, or of those of a name, as JSON: what is needed to judge them. Walks the
--- leases, which are few, and live_owned.
-CREATE FUNCTION suspects(_clock bigint, _name text, OUT workers bigint[], OUT runs text)
+-- The runs of incarnations whose lease has ended, or of those of a name, as JSON: what is needed to judge them; what time
+-- it is; and, without a name, when the first lease ends. Walks the leases, which are few, and live_owned.
+CREATE FUNCTION suspects(
+    _clock bigint, _name text, OUT workers bigint[], OUT runs text, OUT now bigint, OUT next_at bigint
+)
 LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
+    now := coalesce(_clock, clock_ms());
     IF _name IS NULL THEN
-        workers := ARRAY(SELECT e.worker FROM lease AS e WHERE e.until <= coalesce(_clock, clock_ms()));
+        SELECT array_agg(e.worker) FILTER (WHERE e.until <= now), min(e.until) INTO workers, next_at FROM lease AS e;
     ELSE
         workers := ARRAY(SELECT w.id FROM worker AS w WHERE w.name = _name);
     END IF;

@@ -58,7 +58,10 @@ SELECT perdure.is_over($1);
 SELECT perdure.register($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
 -- name: suspects
-SELECT workers, runs FROM perdure.suspects($1, $2);
+SELECT workers, runs, now, next_at FROM perdure.suspects($1, $2);
+
+-- name: first_end
+SELECT min(e.until) FROM perdure.lease AS e;
 
 -- name: take_back
 SELECT perdure.take_back($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);

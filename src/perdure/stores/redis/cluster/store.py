@@ -29,7 +29,7 @@ from perdure.model import (
     State,
     WorkerRecord,
 )
-from perdure.stores.base import Finding, Keeper, Registration, Subscription, Topic
+from perdure.stores.base import Finding, Keeper, Reclaimed, Registration, Subscription, Topic
 from perdure.stores.exchange import PAGE, Exchange, Exchanged
 from perdure.stores.redis import batches as single_batches
 from perdure.stores.redis import control, doctor, formats, libraries, listen, reads, timetable
@@ -46,7 +46,6 @@ from perdure.stores.redis.keeper import LeaseKeeper
 from perdure.stores.redis.scripts import load
 from perdure.stores.redis.session import Session, encode
 from perdure.stores.redis.url import Location
-from perdure.stores.shared.leases import Promptness
 
 
 class ClusterStore:
@@ -59,7 +58,6 @@ class ClusterStore:
         self._parts = Parts(self._redis, now, self._wakes.note)
         self._places = Places(self._parts)
         self._exchanger = Exchanger(self._places, self._wakes)
-        self._promptness = Promptness()
 
     @property
     def calls(self) -> int:
@@ -250,11 +248,11 @@ class ClusterStore:
     async def exchange(self, exchange: Exchange) -> Exchanged:
         return await self._exchanger.exchange(exchange)
 
-    async def reclaim(self) -> int:
-        return await workers.reclaim(self._parts, self._promptness)
+    async def reclaim(self, asked: Millis | None = None) -> Reclaimed:
+        return await workers.reclaim(self._parts, asked)
 
     async def bury(self, name: str) -> int:
-        return await workers.take_back(self._parts, name)
+        return await workers.bury(self._parts, name)
 
     async def retire(self, worker: int) -> None:
         await workers.retire(self._parts, worker)

@@ -8,16 +8,26 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Struct
 
-from perdure.stores.base import Registration
+from perdure.model import Millis
+from perdure.stores.base import Reclaimed, Registration
 from perdure.stores.redis import batches, chores, worker
 from perdure.stores.redis.cluster.parts import Parts, together
 from perdure.stores.redis.session import Session
-from perdure.stores.shared.leases import Promptness
+from perdure.stores.shared.leases import is_late
 
 _MOST = 7
 """The most incarnations that one script forgets."""
 
-_Leases = msgspec.msgpack.Decoder(tuple[list[int], list[int], bool])
+
+class _Leases(Struct):
+    """What a partition knows of incarnations: those whose lease has ended, those that live, and when the first lease
+    ends of these."""
+
+    ended: list[int]
+    live: list[int]
+    chores: bool
+    now: Millis
+    next_at: Millis | None = None
 
 
 class _Suspicion(Struct):
@@ -31,6 +41,7 @@ class _Suspicion(Struct):
     first: str = ""
 
 
+_Found = msgspec.msgpack.Decoder(_Leases)
 _Suspects = msgspec.msgpack.Decoder(dict[str, _Suspicion])
 
 
@@ -41,32 +52,34 @@ async def register(parts: Parts, registration: Registration) -> int:
     return number
 
 
-async def reclaim(parts: Parts, promptness: Promptness) -> int:
-    """Takes back the runs of incarnations that have died; returns how many. None are when a server hung until now:
-    those who live get the time until the next look to renew."""
-    if await promptness.hung(parts.each(lambda session: session.call("now"))):
-        return 0
-    return await take_back(parts)
-
-
-async def take_back(parts: Parts, name: str | None = None) -> int:
-    """Takes back the runs of incarnations that have died, or of those with a name; returns how many.
+async def reclaim(parts: Parts, asked: Millis | None) -> Reclaimed:
+    """Takes back the runs of incarnations that have died, unless a server came to it late: then it hung, and those who
+    live get the time until the next look to renew.
 
     The first partition says which have died. Where it has forgotten one that others know yet, since whoever took it
     back came no further, its lease there ends as well. Which runs are blamed is decided for all partitions together.
     """
+    found = await parts.each(lambda session: session.call("leases", reads=_Found))
+    next_at = found[0].next_at
+    if is_late(asked, max(each.now for each in found)):
+        return Reclaimed(0, next_at, late=True)
+    return Reclaimed(await _take_back_all(parts, found, ended=True), next_at)
 
-    async def leases(session: Session) -> tuple[list[int], list[int], bool]:
-        return await session.call("leases", {} if name is None else {"name": name}, reads=_Leases)
 
-    found = await parts.each(leases)
-    dead = sorted({number for ended, _, _ in found for number in ended} - {*found[0][1]})
+async def bury(parts: Parts, name: str) -> int:
+    """Takes back the runs of incarnations with a name; returns how many."""
+    found = await parts.each(lambda session: session.call("leases", {"name": name}, reads=_Found))
+    return await _take_back_all(parts, found, ended=False)
+
+
+async def _take_back_all(parts: Parts, found: list[_Leases], *, ended: bool) -> int:
+    dead = sorted({number for each in found for number in each.ended} - {*found[0].live})
     taken = 0
     for first in range(0, len(dead), _MOST):
-        taken += await _take_back(parts, dead[first : first + _MOST], ended=name is None)
+        taken += await _take_back(parts, dead[first : first + _MOST], ended=ended)
     await parts.each(batches.tidy)
-    for session, (_, _, left) in zip(parts.sessions, found, strict=True):
-        if left:
+    for session, each in zip(parts.sessions, found, strict=True):
+        if each.chores:
             taken += await chores.finish(session)
     return taken
 

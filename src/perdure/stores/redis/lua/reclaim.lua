@@ -1,12 +1,14 @@
 -- library: changes
 -- flags: allow-oom
 -- Takes back the runs of incarnations whose lease has ended, or of those with a name, a bounded number of incarnations,
--- and forgets these. Answers how many runs, whether there are more incarnations, whether there are chores, and whether
--- there are batches that somebody opens, or has left.
+-- and forgets these. Answers how many runs, when the first lease ends that is left, whether there are more incarnations,
+-- whether there are chores, and whether there are batches that somebody opens, or has left. When it comes to it only at
+-- the time `by`, or later, it takes back nothing.
 
 local MOST = 8
 
 local dead = {}
+local late = args.by and now >= args.by
 if args.numbers then
     -- In a cluster: those that died, in all partitions; in the first one, which says that, if they did (`ended`).
     for _, number in ipairs(args.numbers) do
@@ -23,7 +25,7 @@ elseif args.name then
         end
     end
     table.sort(dead)
-else
+elseif not late then
     dead = call('ZRANGEBYSCORE', K.lease, '-inf', now, 'LIMIT', 0, MOST)
 end
 for i = 1, math.min(#dead, MOST) do
@@ -35,7 +37,9 @@ for i = 1, math.min(#dead, MOST) do
 end
 local runs = taken
 flush()
+local first = call('ZRANGE', K.lease, 0, 0, 'WITHSCORES')
 return pack({
     runs = runs, more = #dead > MOST or (not args.name and #dead == MOST), numbers = args.numbers and dead or nil,
+    late = late or nil, next_at = tonumber(first[2]),
     chores = call('EXISTS', K.chores) == 1, batches = call('EXISTS', P .. 'opening') == 1,
 })

@@ -48,6 +48,10 @@ SELECT json_group_array(id) FROM worker WHERE name = :name;
 -- Incarnations whose lease has ended. Walks the workers, which are few.
 SELECT json_group_array(id) FROM worker WHERE lease_until <= :now;
 
+-- name: first_end
+-- When the first lease ends. Walks the workers, which are few.
+SELECT min(lease_until) FROM worker;
+
 -- name: owned
 -- The runs of incarnations. Uses run_owned.
 SELECT json_group_array(
