@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
 
 from conformance.kit import Worker, start, worker
-from perdure.errors import SchemaTooNew
+from perdure.errors import SchemaTooNew, StoreUnavailable
 from perdure.model import Limits, Scope, ScopeKind
 from perdure.stores import open_store
 from perdure.stores.base import Store, Subscription, Topic
-from perdure.stores.exchange import Settle, To
-from perdure.stores.redis import parse_url
+from perdure.stores.exchange import Claim, Exchange, Settle, To
+from perdure.stores.redis import RedisStore, parse_url
 from servers.redis import redis, until
 
 PATIENCE = 30
@@ -39,7 +40,7 @@ async def client(url: str) -> AsyncIterator[Store]:
 class Waiting:
     """A worker that listens, and has nothing to do."""
 
-    def __init__(self, store: Store, ada: Worker, subscription: Subscription, woken: asyncio.Event) -> None:
+    def __init__(self, store: RedisStore, ada: Worker, subscription: Subscription, woken: asyncio.Event) -> None:
         self.store = store
         self.ada = ada
         self.subscription = subscription
@@ -58,7 +59,7 @@ class Waiting:
 
 @pytest.fixture
 async def waiting(url: str) -> AsyncIterator[Waiting]:
-    store, woken = open_store(url), asyncio.Event()
+    store, woken = RedisStore(parse_url(url)), asyncio.Event()
     await store.open()
     ada = await worker(store)
     subscription = await store.subscribe(Topic.WORK, woken.set)
@@ -144,6 +145,49 @@ async def test_an_end_that_another_version_tells_of_is_asked_for(client: Store, 
         await woken.wait()
     assert await client.ended(["a"]) == []
     await subscription.close()
+
+
+async def test_whether_the_store_answers_is_not_answered_by_a_push(client: Store, waiting: Waiting) -> None:
+    await waiting.park(5)
+    await client.enqueue([start("a")])
+    await waiting.wakes()
+    calls = waiting.store.calls
+    assert [claim.id for claim in (await waiting.ada.exchange()).claims] == ["a"]
+    assert waiting.store.calls > calls
+
+
+async def test_no_two_pushes_have_one_token_though_replies_are_lost(
+    client: Store, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await waiting.park(1)
+    session = waiting.store._db
+    call = session.call
+
+    async def lost(name: str, *args: Any, **options: Any) -> Any:
+        await call(name, *args, **options)
+        raise StoreUnavailable("the reply is lost")
+
+    asked = Exchange(waiting.ada.id, 1000, slots=500)
+    for turn in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "call", lost)
+            with pytest.raises(StoreUnavailable):
+                await waiting.store.exchange(asked)
+        asked.repeated = True
+        for number in range(64):
+            await client.enqueue([start(f"{turn}-{number}")])
+    claims: list[Claim] = []
+    while len(claims) < 192:
+        claims += (await waiting.store.exchange(asked)).claims
+        asked = Exchange(waiting.ada.id, asked.serial + 1, slots=500)
+    assert len({claim.token for claim in claims}) == 192
+
+
+async def test_an_incarnation_that_is_gone_is_given_nothing_more(client: Store, waiting: Waiting) -> None:
+    await waiting.park(5)
+    assert await client.bury(waiting.ada.name) == 0
+    assert (await waiting.ada.exchange(slots=5)).gone
+    assert waiting.store._hands._hands == {}
 
 
 async def test_what_limits_or_others_keep_is_not_pushed(client: Store, waiting: Waiting) -> None:

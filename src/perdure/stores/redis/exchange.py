@@ -122,6 +122,8 @@ async def exchange(db: Session, hands: Hands, said: Exchange) -> Exchanged:
     reply = told_by(said, found)
     if hand is not None:
         hand.heard(told, reply, found.pushes, parked=found.parked)
+        if reply.gone:
+            await hands.forget(said.worker)
     if said.owned is not None:
         await compare(db, said, found, reply)
     if found.claims:

@@ -72,7 +72,7 @@ class Hand:
             self._wake()
 
     def answer(self, said: Exchange, now: Millis | None) -> Exchanged | None:
-        """The reply to an exchange that says nothing, when there are pushes; None when the store has to be asked."""
+        """The reply to an exchange that only asks for runs, when there are pushes; None where the store is to be asked."""
         last = self._last
         if not self._claims or last is None:
             return None
@@ -85,6 +85,7 @@ class Hand:
             or said.owned is not None
             or said.repeated
             or said.draining
+            or not said.slots  # it asks whether the store answers
         ):
             return None
         passed = int((time.monotonic() - self._last_at) * 1000)

@@ -209,7 +209,8 @@ if known then
     more_ready = more_ready or only_some
     more = more or more_ready
     if args.listens then
-        local slots_left = (args.draining or more_ready) and 0 or free - #claimed
+        -- What is repeated has parked it before: the tokens of pushes would come twice.
+        local slots_left = (args.draining or more_ready or args.repeated) and 0 or free - #claimed
         park_worker(worker, args.serial, slots_left, not args.busy)
         parked = slots_left > 0
     end
