@@ -137,6 +137,7 @@ class ScriptedStore:
     """Answers exchanges as a test says, one by one: each is held until the test lets it go."""
 
     def __init__(self) -> None:
+        self.parts = 1
         self.beside = False
         self.exchanges: list[Exchange] = []
         self.answer: Callable[[Exchange], Exchanged] = lambda _: reply()

@@ -423,11 +423,13 @@ async def test_a_time_that_has_passed_is_waited_for_again_after_its_alarm(bench:
     assert len(bench.clock.alarms) == 2
 
 
+@pytest.mark.parametrize("parts", [1, 4])
 async def test_an_incarnation_without_serials_claims_no_more_and_ends_with_its_last_run(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
     bench.owner(1)
-    monkeypatch.setattr(module, "_LAST_SERIAL", 3)
+    bench.store.parts = parts
+    monkeypatch.setattr(module, "_LAST_SERIAL", 3 * parts)
     await bench.pump.save(save(1, "a"))
     await bench.pump.save(save(1, "b"))
     assert [each.slots for each in bench.store.exchanges] == [5, 5, 0]

@@ -162,7 +162,7 @@ class Pump:
     @property
     def worn(self) -> bool:
         """Whether the incarnation has no serials left for claims: another one is to follow it."""
-        return self._serial >= _LAST_SERIAL
+        return self._serial >= _LAST_SERIAL // self._store.parts
 
     async def run(self) -> bool:
         """Exchanges until the store says that the incarnation is gone, or it is worn and owns nothing any more (True),

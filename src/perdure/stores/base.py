@@ -193,6 +193,11 @@ class Store(Protocol):
         ...
 
     @property
+    def parts(self) -> int:
+        """In how many parts it counts the serials of an incarnation, which has so many fewer of them."""
+        ...
+
+    @property
     def beside(self) -> bool:
         """Whether exchanges cost the worker's process next to nothing while they are under way, so that its runs had
         better be at work meanwhile than come all together in one. An embedded store takes its turns with them."""

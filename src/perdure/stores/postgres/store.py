@@ -66,6 +66,10 @@ class PostgresStore:
         return self._connections.calls
 
     @property
+    def parts(self) -> int:
+        return 1
+
+    @property
     def beside(self) -> bool:
         return False
 

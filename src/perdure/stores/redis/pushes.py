@@ -72,7 +72,7 @@ class Hand:
             self._wake()
 
     def answer(self, said: Exchange, now: Millis | None) -> Exchanged | None:
-        """The reply to an exchange that only asks for runs, when there are pushes; None where the store is to be asked."""
+        """The reply to one that only asks for runs, when there are pushes; None where the store is to be asked."""
         last = self._last
         if not self._claims or last is None:
             return None

@@ -75,6 +75,10 @@ class RedisStore:
         return self._redis.calls
 
     @property
+    def parts(self) -> int:
+        return 1
+
+    @property
     def beside(self) -> bool:
         return True
 

@@ -72,6 +72,10 @@ class SqliteStore:
         return self._calls
 
     @property
+    def parts(self) -> int:
+        return 1
+
+    @property
     def beside(self) -> bool:
         return False
 

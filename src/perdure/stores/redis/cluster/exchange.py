@@ -28,7 +28,7 @@ from perdure.stores.redis.starts import ask
 _TURNS = 4
 """How often partitions are asked within one exchange, at most, until the slots are full or there is no more."""
 _SERIALS = 1 << 32
-"""There are so many serials in a token: they begin anew then, when a claim with the same one is long over."""
+"""There are so many serials in a token. Who has used them up claims nothing more: see `Store.parts`."""
 
 
 class _Heard(Struct):

@@ -64,6 +64,10 @@ class ClusterStore:
         return self._redis.calls
 
     @property
+    def parts(self) -> int:
+        return len(self._parts.sessions)
+
+    @property
     def beside(self) -> bool:
         return True
 
