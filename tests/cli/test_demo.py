@@ -196,7 +196,7 @@ def test_a_demo_that_is_broken_off_leaves_no_process(
     with Perdure(tmp_path, "demo", "--path", str(tree)) as demo:
         until(lambda: any("Ctrl-C" in log.read_text() for log in tmp_path.glob("*/workers.log")), "the workers")
         demo.signal(number)
-        assert demo.ended() == 1
+        assert demo.ended() == 130
         demo.says("Broken off. The store and the log of the workers are kept in")
         assert processes_of(tmp_path) == []
 
