@@ -13,7 +13,7 @@ MOST_SAVES = 200
 MOST_SETTLES = 200
 
 MOST_BYTES = 1024 * 1024
-"""Of checkpoints and ends together; but one of them always."""
+"""Of checkpoints and ends together; but one of them always. Characters are counted, which nearly all of JSON's are."""
 
 
 def fitting_saves(saves: Iterable[Save]) -> tuple[int, int]:

@@ -67,7 +67,7 @@ class Rounds:
             calls, self._next = self._next, []
             try:
                 await self._round(calls)
-            except (hiredis.HiredisError, OSError, StoreUnavailable) as error:
+            except Exception as error:  # whatever it is, those who wait are to hear of it
                 for _, future in calls:
                     if not future.done():
                         future.set_exception(error)

@@ -245,7 +245,7 @@ CREATE TABLE grp (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     key text COLLATE "C" NOT NULL,
     queue text COLLATE "C" NOT NULL,
-    asked integer NOT NULL,               -- the limit that the latest start brought
+    asked integer NOT NULL,               -- the limit that the start which made it brought
     most integer NOT NULL,                -- the limit that holds
     paused boolean NOT NULL,
     UNIQUE (key, queue)

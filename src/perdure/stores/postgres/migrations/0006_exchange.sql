@@ -304,6 +304,9 @@ BEGIN
     PERFORM reseat(_now, _sessions);
 END $$;
 
+-- All that a worker has to say when it wakes, and all that it gets, in one transaction. The first of its statements looks
+-- at whatever may be due, by the first entry of each index: live_timer, live_deadline, live_ready, those of sessions and
+-- schedules. Most exchanges do no more than that besides what they say and claim. What is named is found by primary key.
 CREATE FUNCTION exchange(
     _clock bigint, _worker bigint, _serial bigint, _repeated boolean, _slots integer, _lanes integer[],
     _topology bigint, _after text, _bytes bigint, _overdue text[],

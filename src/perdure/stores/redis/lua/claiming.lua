@@ -202,7 +202,8 @@ local function in_turn(queues, after)
     return queues
 end
 
--- The same of one lane. The runs of sessions are in sets that are named otherwise.
+-- What is ready of one lane, for which no turns are to be thought of. The runs of sessions are in sets that are named
+-- otherwise.
 local function claim_in_order(name, slots)
     local key, claims, removed = ready_key(name), 0, {}
     local members = call('ZRANGE', key, 0, slots) -- One more than there is room for, which tells that there is more.

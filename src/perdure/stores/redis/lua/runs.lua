@@ -216,7 +216,7 @@ local made_ready
 -- The first of the timers that were set.
 local new_timer
 
-resets[1] = function()
+resets[#resets + 1] = function()
     -- What a call keeps it clears away: only one that fails leaves something.
     if changes > 0 or pending_keys[1] or ended_runs[1] or next(new_numbers) or next(counted) or next(telling) then
         pending, pending_keys, new_numbers, counted, changed, changes = {}, {}, {}, {}, {}, 0
