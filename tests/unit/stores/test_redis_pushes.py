@@ -16,6 +16,7 @@ from perdure.stores import open_store
 from perdure.stores.base import Store, Subscription, Topic
 from perdure.stores.exchange import Claim, Exchange, Settle, To
 from perdure.stores.redis import RedisStore, parse_url
+from perdure.stores.redis.pushes import VERSION, Hand
 from servers.redis import redis, until
 
 PATIENCE = 30
@@ -110,6 +111,52 @@ async def test_a_push_that_is_lost_comes_with_the_next_exchange(client: Store, w
     assert [claim.id for claim in again] == ["a"]
     reply = await waiting.ada.exchange(slots=2, settles=[Settle(again[0].ref, again[0].token, To.SUCCEEDED, "1")])
     assert not reply.refused and not reply.claims
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The messages of pushes, of which none arrives."""
+    messages: list[bytes] = []
+    monkeypatch.setattr(Hand, "receive", lambda _, message: messages.append(message))
+    return messages
+
+
+async def test_a_push_on_its_way_has_a_slot(client: Store, waiting: Waiting, lost: list[bytes]) -> None:
+    await waiting.park(1)
+    await client.enqueue([start("a"), start("b")])
+    assert [claim.id for claim in (await waiting.ada.exchange(slots=1)).claims] == ["a"]
+    assert await state(client, "b") == "queued"
+
+
+async def test_a_push_is_no_claim_of_the_exchange_that_is_repeated(
+    client: Store, waiting: Waiting, lost: list[bytes]
+) -> None:
+    await waiting.park(2)
+    await client.enqueue([start("a")])
+    assert [claim.id for claim in (await waiting.ada.repeat()).claims] == ["a"]
+
+
+async def test_a_push_that_other_code_has_sent_is_asked_for(
+    client: Store, waiting: Waiting, lost: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await waiting.park(2)
+    await client.enqueue([start("a")])
+    async with asyncio.timeout(PATIENCE):
+        while not lost:
+            await asyncio.sleep(0)
+    monkeypatch.undo()
+    push = msgspec.msgpack.decode(lost[0])
+    waiting.store._hands._hands[waiting.ada.id].receive(msgspec.msgpack.encode(push | {"v": VERSION + 1}))
+    calls = waiting.store.calls
+    assert [claim.id for claim in (await waiting.ada.exchange(slots=2)).claims] == ["a"]
+    assert waiting.store.calls > calls
+
+
+async def test_what_would_overtake_others_is_not_pushed(client: Store, waiting: Waiting) -> None:
+    await waiting.park(2)
+    await client.enqueue([start("long", input='"' + 70_000 * "x" + '"')])
+    await client.enqueue([start("short")])
+    assert [await state(client, run_id) for run_id in ("long", "short")] == ["queued", "queued"]
 
 
 async def test_what_is_pushed_to_one_that_is_busy_comes_as_well(client: Store, waiting: Waiting, url: str) -> None:
