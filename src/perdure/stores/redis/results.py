@@ -22,8 +22,8 @@ _Messages = msgspec.msgpack.Decoder(_Message)
 
 
 async def listen(location: Location, receive: Receive) -> Subscription:
-    """Hands them on, in the running loop. One of another version, which may mean
-    something else by it, is as good as missed."""
+    """Hands them on, in the running loop. One of another version, which may mean something else by it, is as good as
+    missed."""
 
     def take(message: bytes) -> None:
         try:

@@ -134,7 +134,8 @@ end
 -- Whether a run fits into the bytes of this exchange; the first one does whatever its size, unless this goes on with
 -- an exchange that has claimed some already.
 local function fits(run)
-    return (#claimed == 0 and not args.first) or claimed_bytes + run.s.size + (run.s.kept_size or 0) <= (args.bytes or BOUNDS.claim_bytes)
+    local most = args.bytes or BOUNDS.claim_bytes
+    return (#claimed == 0 and not args.first) or claimed_bytes + run.s.size + (run.s.kept_size or 0) <= most
 end
 
 function take(run)

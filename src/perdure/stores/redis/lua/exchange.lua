@@ -260,7 +260,8 @@ else
         due, reply.due = due_schedules(args.skips or {}, DUE_SCHEDULES)
     end
     local next_at = math.min(
-        first_score(K.timer) or math.huge, first_score(K.due) or math.huge, due or math.huge, opens or math.huge, room or math.huge
+        first_score(K.timer) or math.huge, first_score(K.due) or math.huge,
+        due or math.huge, opens or math.huge, room or math.huge
     )
     reply.next_at = next_at < math.huge and next_at or nil
     reply.more, reply.unchecked = more or others or chores_left() ~= nil or nil, unchecked or nil
