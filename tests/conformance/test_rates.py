@@ -15,6 +15,8 @@ from conformance.kit import (
     ManualClock,
     Worker,
     drain,
+    for_run,
+    for_signal,
     for_timer,
     ids,
     of_group,
@@ -25,7 +27,7 @@ from conformance.kit import (
     start,
     worker,
 )
-from perdure.model import Limits, Millis, Rate, Scope, State
+from perdure.model import Limits, Millis, Rate, Scope, Signal, State
 from perdure.stores.base import Store
 from perdure.stores.exchange import CLAIM_BYTES, To
 
@@ -188,6 +190,20 @@ async def test_a_run_that_was_put_off_can_be_cancelled(store: Store, ada: Worker
     await store.cancel("g1", "x")
     clock.advance(ms=1000)
     assert ids(await ada.claim()) == ["g2"]
+
+
+async def test_a_run_that_was_put_off_is_not_woken_by_what_else_it_waited_for(
+    store: Store, ada: Worker, clock: ManualClock
+) -> None:
+    await store.set_limits(of_group("g"), Limits(rate=Rate(1, 3_600_000, 1)), "ada")
+    await store.enqueue([start("a", group="g"), start("b")])
+    claims = {claim.id: claim for claim in await ada.claim()}
+    await ada.park(claims["a"], for_run("b"), for_signal("go"))
+    await store.signal(Signal("s", "a", "go", "1"))
+    assert await ada.claim() == []
+    late = await record(store, "a")
+    await ada.settle(claims["b"])
+    assert late.state is State.SCHEDULED and await record(store, "a") == late
 
 
 async def test_a_lowered_limit_holds_for_what_a_rate_put_off(store: Store, ada: Worker, clock: ManualClock) -> None:

@@ -17,7 +17,12 @@ BEGIN
     END IF;
     IF EXISTS (SELECT 1 FROM wait AS w WHERE w.what = 'run') THEN
         _woken := queue_up(_now, ARRAY(
-            SELECT w.run FROM run AS r JOIN wait AS w ON w.what = 'run' AND w.target = r.id WHERE r.seq = ANY (_runs)
+            SELECT e.run FROM (
+                SELECT w.run FROM run AS r JOIN wait AS w ON w.what = 'run' AND w.target = r.id
+                WHERE r.seq = ANY (_runs) OFFSET 0
+            ) AS e
+            -- One that was woken already, and is put off or backs off, stays so.
+            WHERE (SELECT l.state FROM live AS l WHERE l.seq = e.run) = 'waiting'
         ));
     END IF;
     IF _ties & 2 <> 0 THEN
