@@ -24,7 +24,7 @@ class Wrapper:
 
     def __getattr__(self, verb: str) -> Any:
         method = getattr(self.store, verb)
-        if verb in _LIFECYCLE:
+        if verb in _LIFECYCLE or not callable(method):
             return method
 
         async def call(*args: Any, **kwargs: Any) -> Any:
