@@ -130,6 +130,30 @@ async def test_a_node_is_lost_and_slots_move_under_load(make_world: MakeWorld, r
     await all_right(world, [run.id for run in runs])
 
 
+async def test_starts_are_made_while_slots_move_that_wait_for_replicas(
+    make_world: MakeWorld, replicated: Cluster
+) -> None:
+    url = f"{replicated.url}?partitions={PARTITIONS}&durability=replicated&replicas=1&wait_timeout=5000"
+    world = make_world(url)
+    made = 0
+
+    async def start_some() -> None:
+        nonlocal made
+        await asyncio.gather(*(world.flows.leaf.start(number) for number in range(20)))
+        made += 20
+
+    await start_some()
+    for prefix in parse_url(url).prefixes:
+        acting, source = replicated.acting(), replicated.owner(prefix)
+        target = acting[acting.index(source) - 1]
+        moving = asyncio.ensure_future(asyncio.to_thread(replicated.move, slot(prefix), source, target))
+        while not moving.done():
+            await start_some()
+        await moving
+        await start_some()
+    assert len(await world.records()) == made
+
+
 async def test_slots_move_under_load(make_world: MakeWorld, plain: Cluster) -> None:
     url = f"{plain.url}?partitions={PARTITIONS}"
     world = make_world(url)

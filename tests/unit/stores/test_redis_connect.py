@@ -23,6 +23,9 @@ PATIENCE = 30
 ECHO = Script.of("echo", "return ARGV")
 ADD = Script.of("add", "return redis.call('INCRBY', KEYS[1] .. ':n', ARGV[1])")
 GET = Script.of("get", "return redis.call('GET', KEYS[1] .. ':n')")
+DONE_BEFORE = Script.of(
+    "done", "redis.call('SET', KEYS[1] .. ':any', ARGV[1]) return redis.call('GET', KEYS[1] .. ':n')"
+)
 LONG = Script.of("long", "local n = 0 while n < 4e9 do n = n + 1 end")
 
 pytestmark = pytest.mark.anyio
@@ -425,7 +428,7 @@ async def test_a_durable_call_waits_for_replicas(own: RedisServer) -> None:
     # Another connection, and a repetition that writes nothing, has to wait for the first one's write.
     again = Redis(parse_url(url))
     with pytest.raises(StoreUnavailable, match=says):
-        await again.call(GET, durable=True)
+        await again.call(DONE_BEFORE, durable=True)
     with servers.replica(own) as follower:
         follower.wait_until_following()
         # Also when it was open before, and all that it has written itself was confirmed.
@@ -435,7 +438,7 @@ async def test_a_durable_call_waits_for_replicas(own: RedisServer) -> None:
         with pytest.raises(StoreUnavailable, match=says):
             await redis.call(ADD, 0, durable=True)
         with pytest.raises(StoreUnavailable, match=says):
-            await again.call(GET, durable=True)
+            await again.call(DONE_BEFORE, durable=True)
         os.kill(follower.pid, signal.SIGCONT)
         await again.close()
         assert await redis.call(ADD, 1, durable=True) == 2

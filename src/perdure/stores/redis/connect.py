@@ -31,8 +31,6 @@ _MOST_TURNS = 8
 _WAITAOF_SINCE = (7, 2)
 _EVICTS = re.compile(rb"\nmaxmemory_policy:(allkeys-\w+)")
 """Policies under which keys go that have no time to live, such as ours."""
-_A_WRITE = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], 1, 'PX', 1000)"
-"""Also done by a server that is full."""
 
 T = TypeVar("T")
 Link: TypeAlias = Connection | Rounds
@@ -75,15 +73,16 @@ class Redis:
         """Runs a function (or script) with the prefix of a partition as its one key, and returns its reply: `bytes`,
         `int`, None for false and nil, or a list of them.
 
-        `durable` has it return when what it wrote is as durable as the URL says. One that the server does not know is
-        loaded; where the keys of a partition have moved to is followed.
+        `durable` has it return when what it wrote is as durable as the URL says; where that is more than the server
+        does by itself, "durable" as the last argument tells the function to write something in any case. One that the
+        server does not know is loaded; where the keys of a partition have moved to is followed.
 
         Raises `StoreUnavailable` when it may or may not have been done, or may work later, and other kinds of
         `StoreError`, or of those that scripts raise, when it will not.
         """
         self.calls += 1
         durable = durable and self.location.durability is not Durability.DEFAULT
-        command = pack(*script.call, 1, self.prefixes[partition], *args)
+        command = pack(*script.call, 1, self.prefixes[partition], *args, *(("durable",) if durable else ()))
         same: tuple[Link, Address] | None = None
         turns, until = 0, 0.0
         while True:
@@ -180,7 +179,7 @@ class Redis:
         link = links.open.get((address, durable))
         if link is None or not link.is_open:
             try:
-                link = await links.once((address, durable), lambda: self._dial(address, partition, durable))
+                link = await links.once((address, durable), lambda: self._dial(address, durable))
             except (StoreUnavailable, *DRIVER_ERRORS):
                 self._route.forget(address)
                 raise
@@ -190,12 +189,12 @@ class Redis:
             links.open[address, durable] = link
         return link, address
 
-    async def _dial(self, address: Address, partition: int, durable: bool) -> Link:
+    async def _dial(self, address: Address, durable: bool) -> Link:
         location = self.location
         if not durable:
             return await dial(location, address)
         connection = await dial(location, address, timeout=(location.call_timeout + location.wait_timeout) / 1000)
-        return Rounds(connection, location, pack("EVAL", _A_WRITE, 1, self.prefixes[partition] + b":durable"))
+        return Rounds(connection, location)
 
     async def _here(self) -> _Links:
         loop = asyncio.get_running_loop()

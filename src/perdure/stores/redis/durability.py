@@ -18,11 +18,10 @@ class Rounds:
     """Sends calls in rounds: those that come while one is waited for go together in the next, with one wait for all of
     them. The connection is theirs alone, since a wait holds up all that comes behind it."""
 
-    def __init__(self, connection: Connection, location: Location, a_write: bytes) -> None:
+    def __init__(self, connection: Connection, location: Location) -> None:
         """A server waits for what a connection wrote last. A call that finds that another connection has done what it
-        asks for writes nothing, and has to wait all the same: so each round ends with `a_write`, a packed command."""
+        asks for has to wait all the same: so each call is to write something (see `Redis.call`)."""
         self._connection = connection
-        self._a_write = a_write
         self._location = location
         if location.durability is Durability.FSYNC:
             self._wait = pack("WAITAOF", 1, location.replicas, location.wait_timeout)
@@ -74,12 +73,10 @@ class Rounds:
         self._going = None
 
     async def _round(self, calls: list[_Call]) -> None:
-        commands = (*(command for command, _ in calls), self._a_write, self._wait)
-        *replies, written, confirmed = await asyncio.gather(*map(self._connection.send, commands))
-        for reply in (written, confirmed):
-            if isinstance(reply, hiredis.ReplyError):
-                self.abort()  # The partition that is written to may be elsewhere now.
-                raise reply
+        commands = (*(command for command, _ in calls), self._wait)
+        *replies, confirmed = await asyncio.gather(*map(self._connection.send, commands))
+        if isinstance(confirmed, hiredis.ReplyError):
+            raise confirmed
         short = self._short(confirmed)
         for (_, future), reply in zip(calls, replies, strict=True):
             if future.done():

@@ -2,9 +2,9 @@
 --
 -- The one key is the prefix of all keys, a hash tag in braces: all keys of one namespace (of one partition in a cluster)
 -- lie in one slot. The first argument is the time by which the function goes, or "" for the server's; the second one holds
--- what is asked, packed; a third one says that runs are spread over partitions. The server keeps what is defined here from
--- one call to the next: so all that belongs to a call is made anew by `begin_call`, or by what a module puts down in
--- `resets`. What lies between a module's `do` and `end` is its own: a chunk of Lua has room for 200 locals.
+-- what is asked, packed; "spread" behind them says that runs are spread over partitions, and "durable" that the caller waits
+-- until what its connection wrote last is durable. The server keeps what is defined here from one call to the next: so all
+-- that belongs to a call is made anew by `begin_call`, or by what a module puts down in `resets`. What lies between a module's `do` and `end` is its own: a chunk of Lua has room for 200 locals.
 --
 -- A function reads a run once and writes it once, at its end. Nothing is written before all that can be refused has been
 -- looked at, so one that fails has changed nothing.
@@ -113,7 +113,11 @@ local function begin_call(keys, argv)
     if prefix ~= P then
         P, K = prefix, setmetatable({}, { __index = make_key })
     end
-    args, spread = unpacked(argv[2]), argv[3] ~= nil
+    args, spread = unpacked(argv[2]), argv[3] == 'spread'
+    if argv[#argv] == 'durable' then
+        -- Also where another connection has done before what this asks for: its write is waited for as well.
+        call('SET', P .. 'durable', 1, 'PX', 1000)
+    end
     now = tonumber(argv[1])
     if not now then
         local time = call('TIME')
