@@ -143,7 +143,12 @@ def main() -> int:
     parser.add_argument("--url", help="a server's maintenance database")
     options = parser.parse_args()
     server = (
-        Postgres(options.url) if options.url else own_server(settings={"shared_buffers": "1GB", "max_wal_size": "8GB"})
+        Postgres(options.url)
+        if options.url
+        else own_server(
+            settings={"shared_buffers": "1GB", "max_wal_size": "8GB", "fsync": "off", "synchronous_commit": "off"},
+            durable=True,  # so many don't fit into memory
+        )
     )
     if isinstance(server, PostgresServer):
         server.start()

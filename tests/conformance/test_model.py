@@ -1,4 +1,8 @@
-"""Random interleavings of everything that clients and workers do, compared with the plain model after each step."""
+"""Random interleavings of everything that clients and workers do, compared with the plain model after each step.
+
+`PERDURE_TEST_PROGRAMS` is how many interleavings are tried on each store, other ones each time; without it they are
+few, and always the same.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +60,8 @@ from perdure.model import (
 from perdure.stores.base import Registration
 from perdure.stores.exchange import Claim, Exchange, Exchanged, Settle, To, Watch
 from servers.memory import PREFIX, memory
+
+MANY = int(os.environ.get("PERDURE_TEST_PROGRAMS", "0"))
 
 T = TypeVar("T")
 SEED = st.integers(0, 2**20)
@@ -483,7 +489,9 @@ def test_a_store_does_what_the_model_does(backend: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=STORES[backend].examples,
+            max_examples=MANY or STORES[backend].examples,
+            derandomize=not MANY,
+            database=None,
             stateful_step_count=60,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
