@@ -79,8 +79,8 @@ def _run(given: argparse.Namespace) -> None:
         known = CACHE / "paces.json"
         paces = json.loads(known.read_text(encoding="utf-8")) if known.exists() and not given.tiny else {}
         runner = Runner(found, systems, workloads, sizes, rounds, _machine(), paces)
-        for results in runner.rounds():
-            # After each round, so that one that is broken off leaves what it had.
+        for results in runner.results():
+            # After each workload, so that a run that is broken off leaves what it had.
             (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
             (out / "results.md").write_text(markdown(results), encoding="utf-8")
             if not given.tiny:

@@ -40,8 +40,8 @@ class Runner:
         self._cells: dict[str, dict[str, Results]] = {workload.name: {} for workload in workloads}
         self._machine = dict(machine)
 
-    def rounds(self) -> Iterator[Results]:
-        """Measures; gives all results after each round."""
+    def results(self) -> Iterator[Results]:
+        """Measures; gives all results so far after each workload."""
         for system in self._systems:
             self._about[system.key] = _about(system)
         for number in range(self._rounds):
@@ -51,7 +51,7 @@ class Runner:
                     first = number % len(systems) if systems else 0
                     for system in systems[first:] + systems[:first]:
                         self._measure(workload, system)
-            yield self._results(number + 1)
+                yield self._so_far(number + 1)
 
     def _measure(self, workload: Workload, system: System) -> None:
         cell = self._cells[workload.name].setdefault(system.key, {"rounds": []})
@@ -99,7 +99,7 @@ class Runner:
         needed = self._about[system.key]["setup"]
         return lambda url: call(system, url, "setup", patience=180) if needed else None
 
-    def _results(self, rounds: int) -> Results:
+    def _so_far(self, rounds: int) -> Results:
         return {
             "machine": self._machine,
             "finished": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
