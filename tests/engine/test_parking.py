@@ -22,10 +22,12 @@ class Watching:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.has_room = True
         self.clock = FakeClock()
         self.parked = 0
+        self.put_away = asyncio.Event()
         self.execution: Any = SimpleNamespace(
-            runtime=SimpleNamespace(loop=asyncio.get_running_loop(), clock=self.clock, pump=self),
+            runtime=SimpleNamespace(loop=asyncio.get_running_loop(), clock=self.clock, pump=self, stirred=lambda: None),
             claim=claim(),
             token=1,
             active=1,
@@ -35,6 +37,8 @@ class Watching:
             inbox=Inbox(claim(), cast(Any, None)),
             tasks=list[Any](),
             park=self.park,
+            comeback=0.0,
+            make_room=lambda: self.has_room,
         )
         self.waits = Waits(self.execution)
 
@@ -47,6 +51,7 @@ class Watching:
 
     def park(self, waits: list[Wait]) -> None:
         self.parked += 1
+        self.put_away.set()
 
     async def begin(self, wait: Wait) -> asyncio.Task[Seen | None]:
         task = asyncio.ensure_future(self.waits.wait(wait))
@@ -106,3 +111,27 @@ async def test_a_run_is_not_put_away_while_the_store_is_asked() -> None:
     assert watching.parked == 1
     second.cancel()
     await turns()
+
+
+async def test_a_run_with_much_behind_it_stays_for_as_long_as_it_took_to_come_back() -> None:
+    watching = Watching()
+    watching.execution.active, watching.execution.comeback = 0, 3600.0
+    waiting, other = await watching.begin(SIGNAL), await watching.begin(Wait("run:a", WaitFor.RUN, "a"))
+    assert sorted(watching.asked) == ["run:a", "signal:go"] and watching.waits.staying
+    assert not watching.parked
+    watching.waits.saw(Seen(1, 1, "run:a", missing=True))
+    await other
+    await turns()
+    assert watching.asked == ["signal:go"] and watching.waits.staying and not watching.parked
+    watching.execution.comeback = 0.001
+    watching.waits.consider_parking()
+    await watching.put_away.wait()
+    assert not waiting.done()
+
+
+async def test_it_is_put_away_at_once_where_it_would_be_in_the_way() -> None:
+    watching = Watching()
+    watching.execution.active, watching.execution.comeback, watching.has_room = 0, 3600.0, False
+    await watching.begin(SIGNAL)
+    await watching.put_away.wait()
+    assert not watching.waits.staying and watching.asked == []

@@ -215,6 +215,19 @@ async def test_new_watches_are_asked_for_at_once_and_the_others_by_turns(
     assert bench.pump._looking is None
 
 
+async def test_very_many_new_watches_are_asked_for_one_exchange_after_the_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "MOST_NEW", 4)
+    for number in range(10):
+        bench.pump.watch(watch(number))
+    await bench.store.number(4)
+    await turns()
+    new = [each.wait.target for said in bench.store.exchanges[1:] for each in said.watches]
+    assert [len(said.watches) for said in bench.store.exchanges[1:]] == [4, 8, 10]
+    assert sorted(set(new), key=int) == [str(number) for number in range(10)] and bench.pump._looking is None
+
+
 async def test_a_hint_is_followed_when_there_is_room(bench: Bench) -> None:
     bench.answer(reply(claims=[claim(1), claim(2)]))
     bench.pump.hint()

@@ -44,6 +44,11 @@ _MOST_REFUSED = 100
 _BEHIND_ALL = 1 << 40
 """A position behind all that the store had kept of a run when it was claimed."""
 
+_LONG_REPLAY = 50
+"""From so many outcomes on that a run had to replay, it is worth while not to put it away for a moment only."""
+_LONGEST_STAY = 5.0
+"""Seconds that it stays, at most."""
+
 _REPLAY_PATIENCE = 1.0
 """Seconds that replay may take to come to something more when the run is to be cancelled where it is new."""
 
@@ -63,6 +68,7 @@ class Execution:
         self.definition = definition
         self.ref, self.token = claim.ref, claim.token
         self._claimed_at = runtime.clock.now()
+        self._began = runtime.loop.time()
         self.history = History(claim, runtime.store)
         self.spawned = Spawned(runtime.loop)
         self.cancelling = claim.cancelling
@@ -76,6 +82,7 @@ class Execution:
         """Whether its code was cancelled."""
         self._replaying = bool(claim.checkpoints)
         self._replayed = 0
+        self._replay_took = 0.0
         self.thread_told = False
         self._closing = False
         self.active = 0
@@ -482,13 +489,13 @@ class Execution:
 
     @property
     def blocked(self) -> bool:
-        """Whether nothing of it can go on before something that it waits for comes true, though it can't be parked:
-        a step waits itself, or the run cleans up while it is being cancelled."""
+        """Whether nothing of it can go on before something that it waits for comes true, though it isn't parked: a step
+        waits itself, or the run cleans up while it is being cancelled, or stays for a while."""
         keys = [] if self._waits is None else self._waits.keys
-        if not keys:
+        if self._waits is None or not keys:
             return False
         if not self.active:
-            return self.cancelling is not None
+            return self.cancelling is not None or self._waits.staying
         return self.active == len(self._steps) and all(
             any(key.startswith(f"{step}/") for key in keys) for step in self._steps
         )
@@ -497,7 +504,9 @@ class Execution:
         """Code passes from replay to something new. A run whose cancellation was asked for before this claim gets it
         here, where it would have been. (A task that the workflow's code had cancelled before goes on: it cleans up.)"""
         await self.check()
-        self._replaying = False
+        if self._replaying:
+            self._replaying = False
+            self._replay_took = min(self.runtime.loop.time() - self._began, _LONGEST_STAY)
         self._speak()
         if self.cancelling is not None and not self.delivered:
             task = asyncio.current_task(self.runtime.loop)
@@ -540,6 +549,20 @@ class Execution:
         """Returns when it has a slot again, for a step that is to begin."""
         await self.runtime.slots.take(self.token)
         await self.check()
+
+    @property
+    def comeback(self) -> float:
+        """Seconds that it took to replay what lies behind it; 0 when that was little, or the worker stops."""
+        long = self._replayed >= _LONG_REPLAY and self.runtime.pump.claiming
+        return self._replay_took if long else 0.0
+
+    def make_room(self) -> bool:
+        """Gets out of the way of others while it stays; tells whether it could. Sync code has to keep its thread, and
+        with it its slot: that is in nobody's way as long as others are free."""
+        if not self.definition.is_async:
+            return self.runtime.slots.free > 0
+        self.rest()
+        return self.rests
 
     def may_come(self, at: Millis | None) -> bool:
         """Whether something may have come in time of which the claim does not know, for a wait that ends at `at`."""

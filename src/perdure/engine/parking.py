@@ -35,6 +35,8 @@ class Waits:
         self._late: set[str] = set()
         """The keys of those whose time is over, and of which the store is asked whether they came true before."""
         self._look: asyncio.TimerHandle | asyncio.Handle | None = None
+        self.staying = False
+        """Whether nothing of the run goes on, though it is not put away yet."""
 
     def __bool__(self) -> bool:
         return bool(self._pending)
@@ -117,11 +119,12 @@ class Waits:
         return bool(self._pending or self._endless) and not (self._late or execution.active or execution.ending)
 
     def _stop_looking(self) -> None:
+        self.staying = False
         if self._look is not None:
             self._look.cancel()
             self._look = None
 
-    def _look_again(self, turns: int, pause: float) -> None:
+    def _look_again(self, turns: int, pause: float, stayed: bool = False) -> None:
         self._look = None
         if not self._may_park():
             self._watch_all()  # a step has begun since
@@ -131,13 +134,26 @@ class Waits:
                 self._execution.rest()
             self._look = self._loop.call_later(pause, self._look_again, _QUIET_TURNS, min(pause * 2, _LONGEST_PAUSE))
         elif turns:
-            self._look = self._loop.call_soon(self._look_again, turns - 1, pause)
+            self._look = self._loop.call_soon(self._look_again, turns - 1, pause, stayed)
         elif self._execution.cancelling is not None:
             self._watch_all()  # it cleans up, and is not put away for that
-        elif self._pending:
-            self._execution.park([wait for wait, _ in self._pending.values()])
-        else:
+        elif not self._pending:
             self._give_up()
+        elif stayed or not self._stay():
+            self._execution.park([wait for wait, _ in self._pending.values()])
+
+    def _stay(self) -> bool:
+        """Has the run stay for as long as it took to come back to where it is: one that gathers many children would be
+        put away, and replay all that it has behind it, for the end of each. (Who buys when the rent comes to the price
+        pays at most twice what the best choice would have cost: ski rental.) Returns whether it may."""
+        seconds = self._execution.comeback
+        if seconds == 0 or not self._execution.make_room():
+            return False
+        self._watch_all()
+        self.staying = True
+        self._look = self._loop.call_later(seconds, self._look_again, _QUIET_TURNS, _FIRST_PAUSE, True)
+        self._execution.runtime.stirred()
+        return True
 
     def _give_up(self) -> None:
         for step, future in self._endless.items():

@@ -271,7 +271,9 @@ class Pump:
             draining=not self.claiming,
         )
         self._told, self._fires, self._ask_all = {}, [], False
-        if self._watches.in_round:
+        if self._watches.has_new:
+            self.look()
+        elif self._watches.in_round:
             self._look_soon()
         return exchange, saves
 

@@ -7,7 +7,9 @@ from itertools import islice
 from perdure.stores.exchange import Watch
 
 MOST_WATCHES = 200
-"""How many waits one exchange asks for that were asked for before: they take turns. New ones are asked for at once."""
+"""How many waits one exchange asks for that were asked for before: they take turns."""
+MOST_NEW = 500
+"""How many it asks for that were not: the others are asked for with the next one, at once."""
 
 
 class Watches:
@@ -45,6 +47,11 @@ class Watches:
         """Whether some are still to be asked for."""
         return self._in_round > 0
 
+    @property
+    def has_new(self) -> bool:
+        """Whether some were never asked for."""
+        return bool(self._new)
+
     def next(self) -> list[Watch]:
         """Those that the next exchange asks for."""
         if not self:
@@ -54,7 +61,7 @@ class Watches:
         for key in turn:
             self._known[key] = self._known.pop(key)
         self._in_round = min(self._in_round, len(self._known)) - len(turn)
-        asked = [*map(self._known.__getitem__, turn), *self._new.values()]
-        self._known |= self._new
-        self._new = {}
-        return asked
+        new = list(islice(self._new, MOST_NEW))
+        for key in new:
+            self._known[key] = self._new.pop(key)
+        return [self._known[key] for key in (*turn, *new)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import State, sleep, step, wait_signal
+from perdure.engine.execution import Execution
 from perdure.errors import RunFailed, RunNotFound
 
 from .conftest import Explore, Play
@@ -51,6 +52,37 @@ async def test_children_of_one_parent_are_awaited_together(play: Play) -> None:
         await sandbox.advance(minutes=2)
         assert await run.result() == sum(range(100))
         assert len(await app.runs(parent=run.id, limit=200)) == 100
+
+
+async def test_a_parent_does_not_come_back_for_each_of_its_children(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Execution, "comeback", property(lambda self: 3600.0 if self._replayed >= 50 else 0.0))
+    app = new_app()
+    begun: list[str] = []
+
+    @app.workflow
+    async def child(n: int) -> int:
+        return n
+
+    @app.workflow
+    async def parent() -> int:
+        begun.append("parent")
+        runs = [await child.start(n) for n in range(60)]
+        return sum(await asyncio.gather(*(run.result() for run in runs)))
+
+    @app.workflow
+    def sync_parent() -> int:
+        begun.append("sync parent")
+        runs = [child.start(n).wait() for n in range(60)]
+        return sum(run.result().wait() for run in runs)
+
+    async with play(app, concurrency=1):
+        assert await parent.run() == sum(range(60))
+    assert begun == ["parent"] * 2  # it was put away once, when it had nothing behind it
+    async with play(app, concurrency=2):
+        assert await sync_parent.run() == sum(range(60))
+    assert begun[2:].count("sync parent") == 2
 
 
 async def test_a_child_is_started_once(explore: Explore) -> None:
