@@ -26,7 +26,7 @@ _SHARED = {
     ),
     "exchanges": (
         "core writing runs waits chores holding seating grouping moving starting keeping clearing ending families"
-        " claiming showing pushing scheduling parking settling"
+        " rates claiming showing pushing scheduling parking settling"
     ),
 }
 """What stands before the functions of each library: few libraries, since all that they hold of the same makes the

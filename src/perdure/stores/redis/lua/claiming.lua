@@ -1,8 +1,6 @@
 -- Claiming: what is ready for a worker, by turns of queues, and of a queue by priority, then place; within limits, rates
 -- and the sessions that the worker may own.
 
-local budgets -- of the namespace, queues and workflows, by KIND:NAME; nil when there are none
-local rated = {} -- of groups
 local claimer -- {worker, serial, next token, sessions}
 local claimed, claimed_bytes = {}, 0
 local take, ready_names, claim_by_turns, claim_within_budgets, room_at
@@ -11,123 +9,10 @@ do
 local MOST_SETS = 100 -- The most ready sets that one script looks into.
 local ROUND = 100 -- The most runs that one script puts off for the rates of their groups.
 
--- RATES. A bucket that holds `burst` runs and runs out by `count` of them in each `period`. `debt` is what is in it at the
--- time `at`, in parts of a run, of which `period` are one: so all numbers are whole (see perdure.budget.Meter).
-
-local ASTRAY = 60000 -- See perdure.budget.
-
-local function debt_now(rate)
-    return math.max(0, rate.debt - math.max(0, now - rate.at) * rate.count)
-end
-
-local function opens_at(rate, behind)
-    local over = debt_now(rate) - (rate.burst - 1 - behind) * rate.period
-    if over <= 0 then
-        return now
-    end
-    return math.max(now, rate.at) + math.ceil(over / rate.count)
-end
-
-local function spend(rate)
-    rate.debt, rate.at, rate.spent = debt_now(rate) + rate.period, math.max(now, rate.at), true
-end
-
-local function read_budget(packed, scope)
-    local budget = unpacked(packed)
-    if budget.count then
-        local debt = call('HGET', P .. 'debt', scope)
-        debt = debt and unpacked(debt) or { 0, 0 }
-        if debt[2] - now > ASTRAY then
-            debt = { 0, now } -- The clock was far ahead then, and is right again.
-        end
-        budget.rate = {
-            count = budget.count, period = budget.period, burst = budget.burst, debt = debt[1], at = debt[2],
-            scope = scope,
-        }
-    end
-    budget.left = budget.running
-    return budget
-end
-
-local function read_budgets()
-    local rows = call('HGETALL', K.budget)
-    if #rows == 0 then
-        return
-    end
-    budgets = {}
-    local limited = false
-    for i = 1, #rows, 2 do
-        budgets[rows[i]] = read_budget(rows[i + 1], rows[i])
-        limited = limited or budgets[rows[i]].left ~= nil
-    end
-    if limited then
-        local running = call('HGETALL', K.counts)
-        local function take(field, number)
-            local lane = lane_of(string.sub(field, 9))
-            for _, scope in ipairs({ 'namespace:', 'queue:' .. lane.queue, 'workflow:' .. lane.workflow }) do
-                local budget = budgets[scope]
-                if budget and budget.left then
-                    budget.left = budget.left - number
-                end
-            end
-        end
-        for i = 1, #running, 2 do
-            if string.sub(running[i], 1, 8) == 'running:' then
-                take(running[i], tonumber(running[i + 1]))
-            end
-        end
-        for lane, states in pairs(counted) do
-            take('running:' .. lane, states.running or 0)
-        end
-    end
-end
-
-local function lane_budgets(lane)
-    local found = {}
-    if budgets then
-        for _, scope in ipairs({ 'namespace:', 'queue:' .. lane.queue, 'workflow:' .. lane.workflow }) do
-            found[#found + 1] = budgets[scope]
-        end
-    end
-    return found
-end
-
-local function group_rate(run)
-    local name = run.fact.group
-    if not name then
-        return nil
-    end
-    if rated[name] == nil then
-        local packed = call('HGET', K.rated, name)
-        rated[name] = packed and read_budget(packed, 'group:' .. name).rate or false
-    end
-    return rated[name] or nil
-end
-
-local function note_rates()
-    local function note_rate(rate)
-        if rate and rate.spent then
-            rate.spent = nil
-            call('HSET', P .. 'debt', rate.scope, pack({ rate.debt, rate.at }))
-        end
-    end
-    for _, budget in pairs(budgets or {}) do
-        note_rate(budget.rate)
-    end
-    for _, rate in pairs(rated) do
-        note_rate(rate)
-    end
-end
-
--- THE CLAIM
-
 resets[#resets + 1] = function()
-    budgets, claimed_bytes = nil, 0
+    claimed_bytes = 0
     if claimed[1] then
         claimed = {}
-    end
-    if next(rated) then
-        rated = {}
     end
 end
 
@@ -318,7 +203,7 @@ local function put_off(late)
         local ahead = call('ZRANK', name, member)
         call('ZREM', name, member)
         before[run.fact.group] = before[run.fact.group] or 0
-        times[i] = opens_at(group_rate(run), math.min(ahead, 500) + before[run.fact.group])
+        times[i] = rates.opens_at(rates.of_group(run), math.min(ahead, 500) + before[run.fact.group])
         before[run.fact.group] = before[run.fact.group] + 1
     end
     for i, run in ipairs(late) do
@@ -330,7 +215,7 @@ end
 -- Claims run by run, looking at budgets and sessions each time. Returns whether more may begin now, and when the first of
 -- those may that only a rate of their lane keeps.
 function claim_within_budgets(names, slots, after)
-    read_budgets()
+    rates.read()
     local rooms = claimer.sessions - call('SCARD', P .. 'sessions:' .. claimer.worker)
     local heads, closed, lanes, opens, late = {}, {}, {}, nil, {}
     local passed, put, more = {}, {}, false -- Whose group's rate keeps them, and where to look behind these.
@@ -352,12 +237,12 @@ function claim_within_budgets(names, slots, after)
     -- When the rates of the lane of a ready set let one more run begin; nil when something else does not.
     local function lane_opens(name)
         local opens_then = now
-        for _, budget in ipairs(lane_budgets(lanes[name])) do
+        for _, budget in ipairs(rates.of_lane(lanes[name])) do
             if budget.left and budget.left <= 0 then
                 return nil
             end
             if budget.rate then
-                opens_then = math.max(opens_then, opens_at(budget.rate, 0))
+                opens_then = math.max(opens_then, rates.opens_at(budget.rate, 0))
             end
         end
         if string.sub(name, -1) == '@' and rooms <= 0 then
@@ -459,11 +344,11 @@ function claim_within_budgets(names, slots, after)
             break
         end
         local run = find(id_of(head.member))
-        local rate = group_rate(run)
+        local rate = rates.of_group(run)
         if slots <= 0 or #late >= ROUND then
             more = true
             break
-        elseif rate and opens_at(rate, 0) > now then
+        elseif rate and rates.opens_at(rate, 0) > now then
             -- It stays where it is until all is claimed, and is passed over.
             late[#late + 1] = run
             passed[head.member] = true
@@ -472,16 +357,16 @@ function claim_within_budgets(names, slots, after)
             more = true
             break
         else
-            for _, budget in ipairs(lane_budgets(lanes[head.name])) do
+            for _, budget in ipairs(rates.of_lane(lanes[head.name])) do
                 if budget.left then
                     budget.left = budget.left - 1
                 end
                 if budget.rate then
-                    spend(budget.rate)
+                    rates.spend(budget.rate)
                 end
             end
             if rate then
-                spend(rate)
+                rates.spend(rate)
             end
             if string.sub(head.name, -1) == '@' then
                 rooms = rooms - 1
@@ -514,7 +399,7 @@ function claim_within_budgets(names, slots, after)
             cool(name)
         end
     end
-    note_rates()
+    rates.note()
     if #late > 0 then
         put_off(late)
         -- Others of their groups may have come in their places, in whatever ready sets, and were not looked at.
