@@ -35,7 +35,7 @@ class Sizes:
     """The seconds that anything else may take."""
 
 
-QUICK = Sizes(2.0, 60_000, 300, 2_000, 200, 500, 20, 5, 30)
+QUICK = Sizes(2.0, 60_000, 300, 20_000, 200, 500, 20, 5, 30)
 FULL = Sizes(4.0, 100_000, 1_000, 100_000, 1_000, 5_000, 120, 60, 180)
 TINY = Sizes(0.1, 300, 10, 50, 20, 50, 20, 0.5, 30)
 
