@@ -154,6 +154,21 @@ async def test_starts_are_made_while_slots_move_that_wait_for_replicas(
     assert len(await world.records()) == made
 
 
+async def test_a_primary_hands_over_to_its_replica(make_world: MakeWorld, replicated: Cluster) -> None:
+    world = make_world(f"{replicated.url}?partitions={PARTITIONS}&durability=replicated&replicas=1&wait_timeout=5000")
+    await asyncio.gather(*(world.flows.leaf.start(number) for number in range(20)))
+    before = replicated.acting()
+    for server in replicated.servers:
+        if server not in before:
+            server.run("CLUSTER", "FAILOVER")
+    await until(lambda: not any(server in before for server in replicated.acting()), "the replicas have taken over")
+    for server in before:
+        await asyncio.to_thread(server.wait_until_following)
+    # Connections are as they were, and their servers have become replicas: they say where to go.
+    await asyncio.gather(*(world.flows.leaf.start(number) for number in range(20)))
+    assert len(await world.records()) == 40
+
+
 async def test_slots_move_under_load(make_world: MakeWorld, plain: Cluster) -> None:
     url = f"{plain.url}?partitions={PARTITIONS}"
     world = make_world(url)

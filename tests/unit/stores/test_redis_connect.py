@@ -450,6 +450,41 @@ async def test_a_durable_call_waits_for_replicas(own: RedisServer) -> None:
     await redis.close()
 
 
+async def test_a_durable_call_finds_what_takes_writes_after_its_server_became_a_replica(own: RedisServer) -> None:
+    redis = Redis(parse_url(f"{own.url}?durability=replicated&wait_timeout=1000"))
+    await redis.open()
+    with servers.replica(own) as other:
+        other.wait_until_following()
+        assert await redis.call(ADD, 1, durable=True) == 1
+        # The address stays, and leads to a replica for a while.
+        other.run("REPLICAOF", "NO", "ONE")
+        own.run("REPLICAOF", "127.0.0.1", other.port)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="is a replica, or became one in a failover"):
+                await redis.call(ADD, 1, durable=True)
+        own.run("REPLICAOF", "NO", "ONE")
+        other.run("REPLICAOF", "127.0.0.1", own.port)
+        other.wait_until_following()
+        assert await redis.call(ADD, 1, durable=True) == 2
+    await redis.close()
+
+
+async def test_a_server_that_becomes_a_replica_while_it_is_waited_for(own: RedisServer) -> None:
+    redis = Redis(parse_url(f"{own.url}?durability=replicated&replicas=2&wait_timeout=20000"))
+    await redis.open()
+    with servers.replica(own) as other:
+        other.wait_until_following()
+        going = asyncio.ensure_future(redis.call(ADD, 1, durable=True))
+        async with asyncio.timeout(PATIENCE):
+            while b"blocked_clients:1" not in own.run("INFO", "clients"):
+                await asyncio.sleep(0.01)
+        other.run("REPLICAOF", "NO", "ONE")
+        own.run("REPLICAOF", "127.0.0.1", other.port)
+        with pytest.raises(StoreUnavailable, match="became a replica in a failover|broke the connection off"):
+            await going
+    await redis.close()
+
+
 async def test_a_durable_call_waits_for_the_disk() -> None:
     with own_server({"appendfsync": "everysec"}, kind="valkey", durable=True) as server:
         redis = Redis(parse_url(f"{server.url}?durability=fsync"))

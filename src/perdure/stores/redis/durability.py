@@ -75,12 +75,16 @@ class Rounds:
     async def _round(self, calls: list[_Call]) -> None:
         commands = (*(command for command, _ in calls), self._wait)
         *replies, confirmed = await asyncio.gather(*map(self._connection.send, commands))
+        short: Exception | None
         if isinstance(confirmed, hiredis.ReplyError):
-            raise confirmed
-        short = self._short(confirmed)
+            self.abort()  # It became a replica, as a rule: the next one leads to what takes writes.
+            short = confirmed
+        else:
+            short = self._short(confirmed)
         for (_, future), reply in zip(calls, replies, strict=True):
             if future.done():
                 continue
+            # What was refused wrote nothing that could be waited for, and says itself what is to be done about it.
             if short is None or isinstance(reply, hiredis.ReplyError):
                 future.set_result(reply)
             else:

@@ -53,6 +53,7 @@ _SAID = {
 }
 _SAID_FOR_NOW = {
     "READONLY": "takes no writes: it is a replica, or became one in a failover",
+    "UNBLOCKED": "became a replica in a failover",
     "LOADING": "is loading its data from the disk; try again soon",
     "BUSY": "is busy with a script that takes long: look for it in SLOWLOG",
     "UNKILLABLE": "is busy with a script that takes long: look for it in SLOWLOG",
@@ -172,6 +173,8 @@ def _from_server(error: hiredis.ReplyError, location: Location, where: str) -> E
         return StoreError(f"{where} {_SAID[word].format(namespace=location.namespace)} ({said})")
     if word in _SAID_FOR_NOW:
         return StoreUnavailable(f"{where} {_SAID_FOR_NOW[word]} ({said})")
+    if "cannot be used with replica instances" in said:
+        return StoreUnavailable(f"{where} {_SAID_FOR_NOW['UNBLOCKED']} ({said})")
     if "max number of clients" in said:
         return StoreUnavailable(f"{where} has no connection left: raise its maxclients ({said})")
     if "DB index is out of range" in said:

@@ -111,7 +111,7 @@ def commands() -> tuple[str, ...]:
 def besides(location: Location) -> tuple[str, ...]:
     """The commands that a user of a store needs besides these."""
     listens = ("cluster|slots", "ssubscribe", "sunsubscribe", "spublish")
-    waits = {Durability.DEFAULT: (), Durability.REPLICATED: ("wait", "eval"), Durability.FSYNC: ("waitaof", "eval")}
+    waits = {Durability.DEFAULT: (), Durability.REPLICATED: ("wait",), Durability.FSYNC: ("waitaof",)}
     return (
         *("fcall", "function|load", "ping"),
         *(listens if location.kind is Kind.CLUSTER else ("subscribe", "unsubscribe", "publish")),

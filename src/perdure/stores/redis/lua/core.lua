@@ -44,6 +44,7 @@
 --   :unique:KEY     string  the live run that has it; :taken:KEY zset of all its runs by number
 --   :label:KEY      zset    runs with a label by number
 --   :n              hash    the numbers given out last
+--   :durable        string  what a call writes so that its caller has something to wait for; gone after a second
 -- And where runs are spread over partitions:
 --   :partitions     string  how many there are (in the first one)
 --   :where:ID       string  at the home of an id: the place of its run, PARTITION/N, if that is another one
