@@ -12,7 +12,8 @@ from typing import Any, cast
 from perdure.errors import StoreUnavailable
 from perdure.stores.base import Keeper, Store
 
-_LIFECYCLE = ("open", "close", "migrate", "keeper")
+_NO_VERBS = ("open", "close", "migrate", "keeper", "parts", "beside")
+"""What is handed on as it is: the life of a store, and its properties."""
 
 
 class Wrapper:
@@ -24,7 +25,7 @@ class Wrapper:
 
     def __getattr__(self, verb: str) -> Any:
         method = getattr(self.store, verb)
-        if verb in _LIFECYCLE or not callable(method):
+        if verb in _NO_VERBS:
             return method
 
         async def call(*args: Any, **kwargs: Any) -> Any:
