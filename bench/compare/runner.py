@@ -51,7 +51,8 @@ class Runner:
                     first = number % len(systems) if systems else 0
                     for system in systems[first:] + systems[:first]:
                         self._measure(workload, system)
-                yield self._so_far(number + 1)
+                # A round counts when all workloads had it, but for the first one.
+                yield self._so_far(number + 1 if workload is self._workloads[-1] else max(1, number))
 
     def _measure(self, workload: Workload, system: System) -> None:
         cell = self._cells[workload.name].setdefault(system.key, {"rounds": []})

@@ -66,6 +66,10 @@ def _cell(cells: Mapping[str, Any], key: str, workload: Mapping[str, Any]) -> st
     text = _number(median(values))
     if len(values) > 1:
         text += f" ({_number(min(values))}–{_number(max(values))})"
+    short = [each for each in cell["rounds"] if each.get("runs", 0) < each.get("asked", 0)]
+    if short:
+        least = min(short, key=lambda each: each["runs"] / each["asked"])
+        text += f" ({least['runs']:,.0f} of {least['asked']:,.0f})"
     name, _, store = key.partition("/")
     if name == PERDURE:
         share = _times(cells, workload, f"{FLOOR}/{store}", key)

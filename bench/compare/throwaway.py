@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -20,10 +22,15 @@ from servers.postgres import own_server as postgres_server
 from servers.redis import RedisServer
 from servers.redis import own_server as redis_server
 
+_ASKED = "all that came before has been counted"
+
+_LOGGED = {"save": "", "appendonly": "yes", "auto-aof-rewrite-percentage": "0"}
+"""Without rewrites of the file: one would begin in the cell of whoever comes then."""
+
 PERSISTENCE = {
     "none": {"save": "", "appendonly": "no"},
-    "everysec": {"save": "", "appendonly": "yes", "appendfsync": "everysec"},
-    "always": {"save": "", "appendonly": "yes", "appendfsync": "always"},
+    "everysec": {**_LOGGED, "appendfsync": "everysec"},
+    "always": {**_LOGGED, "appendfsync": "always"},
 }
 """What a Redis server keeps on the disk, by the name that the command line has for it."""
 
@@ -111,7 +118,6 @@ class Redis:
 
     def __init__(self, server: RedisServer, persistence: str) -> None:
         self._server = server
-        self._asked = 0
         info = self._info("server")
         found = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
         kept = ", ".join(f"{name} {value or 'off'}" for name, value in PERSISTENCE[persistence].items())
@@ -119,20 +125,47 @@ class Redis:
 
     @contextmanager
     def fresh(self, system: str, setup: Callable[[str], None]) -> Iterator[Fresh]:
-        for command in (("FLUSHALL",), ("FUNCTION", "FLUSH"), ("SCRIPT", "FLUSH")):
+        for command in (("FLUSHALL", "SYNC"), ("FUNCTION", "FLUSH"), ("SCRIPT", "FLUSH")):
             self._server.run(*command)
         url = f"{self._server.url}/0"
         setup(url)
-        yield Fresh(url, self._commands, lambda: int(self._info("memory")["used_memory"]))
-
-    def _commands(self) -> int:
-        """Those that clients sent: the ones inside of scripts are not among them, nor is the asking itself."""
-        self._asked += 1
-        return int(self._info("stats")["total_commands_processed"]) - self._asked
+        with _Monitor(self._server) as monitor:
+            yield Fresh(url, monitor.commands, lambda: int(self._info("memory")["used_memory"]))
 
     def _info(self, section: str) -> dict[str, str]:
         lines = self._server.run("INFO", section).decode().splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+class _Monitor:
+    """Counts the commands that clients send: the server's own counters have those inside of scripts too."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._lines: BinaryIO | None = None
+        self._count = 0
+
+    def __enter__(self) -> _Monitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lines is not None:
+            self._lines.close()
+
+    def commands(self) -> int:
+        """How many there were since the first call, which begins the watching: that costs time. Asking is none."""
+        if self._lines is None:
+            with socket.create_connection(("127.0.0.1", self._server.port), 60) as connection:
+                connection.sendall(b"MONITOR\r\n")
+                self._lines = connection.makefile("rb")  # keeps the connection open
+            self._lines.readline()
+        self._server.run("ECHO", _ASKED)
+        for line in self._lines:
+            if line.endswith(f'"{_ASKED}"\r\n'.encode()):
+                return self._count
+            if not line.partition(b"]")[0].endswith(b" lua"):
+                self._count += 1
+        raise RuntimeError("the server has ended the watching")
 
 
 @contextmanager

@@ -7,14 +7,14 @@ from arq.connections import RedisSettings
 from arq.worker import Worker
 from protocol import NO_GROUPS, PLAIN_QUEUE, Job, Peer, await_go, main
 
-_POLL = 0.01
+_POLL = 0.001
 
 
 class Arq(Peer):
     packages = ("arq", "redis", "hiredis", "uvloop")
     lacks = PLAIN_QUEUE | NO_GROUPS | {"bulk": "no bulk enqueue"}
     settings = {
-        "poll_delay": "10 ms (default 0.5 s, which the idle and recovery cells have)",
+        "poll_delay": "1 ms, of the queue and for results (default 0.5 s, which the idle and recovery cells have)",
         "job_timeout": "300 s (default)",
     }
 

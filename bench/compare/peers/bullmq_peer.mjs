@@ -1,5 +1,6 @@
 // BullMQ. The protocol is that of protocol.py.
 
+import crypto from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
 import { createRequire } from "node:module";
@@ -28,6 +29,9 @@ const [url, command] = positionals;
 const target = new URL(url);
 const connection = { host: target.hostname, port: Number(target.port), maxRetriesPerRequest: null };
 const BULK = 1000;
+// Text that no store can compress.
+const random = crypto.createHash("shake256", { outputLength: Number(given.bytes) }).update("1").digest("base64");
+const data = { payload: random.slice(0, Number(given.bytes)) };
 
 const say = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 const seconds = () => Number(process.hrtime.bigint()) / 1e9;
@@ -68,7 +72,6 @@ class Board {
 
 async function enqueue() {
   const queue = new Queue("compare", { connection });
-  const data = { payload: "x".repeat(Number(given.bytes)) };
   const count = Number(given.count);
   await queue.waitUntilReady();
   for (let n = 0; n < Number(given.warm); n++) await queue.add(given.kind, data);
@@ -91,7 +94,7 @@ async function enqueue() {
 
 async function call() {
   const once = async () => {
-    const job = await queue.add(given.kind, { payload: "x".repeat(Number(given.bytes)) });
+    const job = await queue.add(given.kind, data);
     await job.waitUntilFinished(events, 10_000);
   };
   const queue = new Queue("compare", { connection });

@@ -6,14 +6,14 @@ from cairnq import CairnQ, Worker
 from protocol import GROUPS, PLAIN_QUEUE, Job, Peer, await_go, main, options
 
 _ON_SQLITE = options().url.startswith("sqlite")
-_POLL = 10
+_POLL, _RESULT = 10, 1
 
 
 class Cairnq(Peer):
     packages = ("cairnq", "uvloop") if _ON_SQLITE else ("cairnq", "asyncpg", "uvloop")
     lacks = PLAIN_QUEUE | {"bulk": "no bulk enqueue"}
     settings = {
-        "polling of queue and results": "10 ms (default 500 ms, which the idle cell has)",
+        "polling": "of a queue each 10 ms (default 500 ms, which the idle cell has), for results each ms",
         "lease": "30 s (default)",
         "groups": "a resource for each, in one worker only",
         "on SQLite": "as it comes: WAL, synchronous=FULL",
@@ -34,7 +34,7 @@ class Cairnq(Peer):
         await self._tasks.submit(job.group or job.kind, {"payload": job.argument})
 
     async def call(self, job: Job) -> None:
-        await self._tasks.call(job.kind, {"payload": job.argument}, poll_ms=_POLL, max_poll_ms=_POLL)
+        await self._tasks.call(job.kind, {"payload": job.argument}, poll_ms=_RESULT, max_poll_ms=_RESULT)
 
     async def work(self, concurrency: int, kind: str) -> None:
         make, board = (Worker.sqlite, self.board) if _ON_SQLITE else (Worker.postgres, self.board)

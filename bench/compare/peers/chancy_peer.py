@@ -24,6 +24,7 @@ class Chancy(Peer):
     lacks = PLAIN_QUEUE | NO_GROUPS
     settings = {
         "executor": "AsyncExecutor, eager_polling, polling_interval 1 s (default 5 s, which the idle cell has)",
+        "send_outgoing_interval": "10 ms (default 1 s, which the idle cell has)",
         "results": "not kept; an end is polled for each ms",
         "heartbeat_timeout": "90 s (default)",
     }
@@ -54,7 +55,10 @@ class Chancy(Peer):
         async with ChancyApp(self.url) as app:
             await app.declare(Queue("default", concurrency=concurrency, executor=executor, **polling), upsert=True)
             await_go()
-            async with Worker(app) as worker:
+            worker = Worker(app)
+            if kind != "idle":
+                worker.send_outgoing_interval = 0.01
+            async with worker:
                 await worker.wait_for_shutdown()
 
 

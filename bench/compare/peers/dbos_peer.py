@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from dbos import DBOS, DBOSClient
 from protocol import DAY, STEPS, Job, Peer, await_go, block_term, main, until_term_plain
 
-_POLL = 0.01
+_POLL, _RESULT = 0.01, 0.001
 
 
 class Dbos(Peer):
@@ -17,7 +18,8 @@ class Dbos(Peer):
         "recovery": "another process takes over only by a call of one's own, or with Conductor (proprietary)",
     }
     settings = {
-        "polling of queue and results": "10 ms (default 1 s, which the idle cell has)",
+        "polling": "of a queue each 10 ms (default 1 s, which the idle cell has), for results each ms (default 1 s)",
+        "executor_id": "one for each process",
         "on SQLite": "as it comes: rollback journal, synchronous=FULL",
     }
 
@@ -37,12 +39,13 @@ class Dbos(Peer):
         return self._client.enqueue(options, job.argument)
 
     def call(self, job: Job) -> None:
-        self.start(job).get_result(polling_interval_sec=_POLL)
+        self.start(job).get_result(polling_interval_sec=_RESULT)
 
     def work(self, concurrency: int, kind: str) -> None:
         block_term()
         self._define()
-        DBOS(config={"name": "compare", "system_database_url": self.url, "log_level": "ERROR"})
+        own = {"system_database_url": self.url, "executor_id": str(os.getpid())}
+        DBOS(config={"name": "compare", "log_level": "ERROR", **own})
         logging.getLogger("dbos").setLevel(logging.ERROR)
         await_go()
         DBOS.launch()

@@ -15,6 +15,7 @@ class Dramatiq(Peer):
     settings = {
         "workers": "threads",
         "worker_timeout": "10 ms (default 1 s, which the idle cell has)",
+        "queue_prefetch": "128 (default twice the threads)",
         "heartbeat": "60 s (default)",
         "results": "kept for 600 s (default)",
     }
@@ -51,6 +52,7 @@ class Dramatiq(Peer):
         worker = dramatiq.Worker(
             self._broker, worker_threads=concurrency, worker_timeout=1000 if kind == "idle" else 10
         )
+        worker.queue_prefetch = 128
         await_go()
         worker.start()
         until_term_plain()

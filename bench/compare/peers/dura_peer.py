@@ -7,11 +7,15 @@ import time
 from dura import DurableEngine, run_workers
 from protocol import NO_GROUPS, STEPS, Job, Peer, await_go, main
 
+_MOST = 4
+"""Threads: with more it is slower."""
+
 
 class Dura(Peer):
     packages = ("dura",)
     lacks = NO_GROUPS | {"bulk": "no bulk enqueue", "nap": "its runs are in no event loop"}
     settings = {
+        "workers": "threads, at most 4: with more it is slower",
         "polling": "1 s (fixed)",
         "on SQLite": "as it comes: WAL, synchronous=FULL",
         "claims": "120 s (default)",
@@ -40,7 +44,7 @@ class Dura(Peer):
         self.open()
         handlers = {"nothing": self._nothing, "steps": self._steps, "hold": self._hold, "wait": self._wait}
         await_go()
-        run_workers(self._engine, handlers=handlers, worker_count=concurrency)
+        run_workers(self._engine, handlers=handlers, worker_count=min(concurrency, _MOST))
 
     def _nothing(self, engine, task) -> int:
         self.board.mark()

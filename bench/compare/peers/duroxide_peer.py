@@ -8,12 +8,15 @@ from duroxide import Client, PostgresProvider, Runtime, RuntimeOptions, SqlitePr
 from protocol import DAY, NO_GROUPS, STEPS, Job, Peer, await_go, block_term, main, options, until_term_plain
 
 _ON_SQLITE = options().url.startswith("sqlite")
+_MOST = 4
+"""At a time: with more it is slower."""
 
 
 class Duroxide(Peer):
     packages = ("duroxide",)
     lacks = NO_GROUPS | {"bulk": "no bulk enqueue", "nap": "its steps are in no event loop"}
     settings = {
+        "concurrency": "of orchestrations and activities, at most 4: with more it is slower",
         "dispatcher_poll_interval": "10 ms (the idle cell has the default)",
         "locks": "as they come",
         "on SQLite": "as it comes: WAL; a commit does not wait for the disk",
@@ -36,11 +39,10 @@ class Duroxide(Peer):
     def work(self, concurrency: int, kind: str) -> None:
         block_term()
         polling = {} if kind == "idle" else {"dispatcher_poll_interval_ms": 10}
+        slots = min(concurrency, _MOST)
         runtime = Runtime(
             self._provider(),
-            RuntimeOptions(
-                orchestration_concurrency=concurrency, worker_concurrency=concurrency, log_level="error", **polling
-            ),
+            RuntimeOptions(orchestration_concurrency=slots, worker_concurrency=slots, log_level="error", **polling),
         )
         self._define(runtime)
         await_go()

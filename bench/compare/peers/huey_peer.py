@@ -14,6 +14,7 @@ class Huey(Peer):
     settings = {
         "workers": "threads",
         "polling": "10 ms, no backoff, where it can't block (default 100 ms to 10 s, which the idle cell has)",
+        "results": "notify_result=True on Redis (default False), polled each ms on SQLite (default 100 ms and more)",
         "on SQLite": "WAL, fsync on: synchronous=FULL",
     }
 
@@ -22,7 +23,7 @@ class Huey(Peer):
         if _ON_SQLITE:
             self._huey = SqliteHuey("compare", filename=url.removeprefix("sqlite:///"), fsync=True)
         else:
-            self._huey = RedisHuey("compare", url=url)
+            self._huey = RedisHuey("compare", url=url, notify_result=True)
 
         @self._huey.task(name="nothing")
         def nothing(payload: str) -> int:
@@ -35,7 +36,7 @@ class Huey(Peer):
         return self._tasks[job.kind](job.argument)
 
     def call(self, job: Job) -> None:
-        self.start(job).get(blocking=True, timeout=30, backoff=1.0, max_delay=0.01)
+        self.start(job).get(blocking=True, timeout=30, backoff=1.0, max_delay=0.001)
 
     def work(self, concurrency: int, kind: str) -> None:
         polling = {} if kind == "idle" else {"initial_delay": 0.01, "backoff": 1.0, "max_delay": 0.01}

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import inspect
 import json
 import mmap
 import os
+import random
 import struct
 import sys
 import threading
@@ -261,6 +263,8 @@ class _Command:
     def __init__(self, peer: Peer, given: argparse.Namespace) -> None:
         self._peer = peer
         self._given = given
+        # Text that no store can compress.
+        self._payload = base64.b64encode(random.Random(1).randbytes(given.bytes)).decode()[: given.bytes]
 
     async def run(self) -> None:
         given, peer = self._given, self._peer
@@ -324,7 +328,7 @@ class _Command:
     def _job(self, number: int) -> Job:
         given = self._given
         group = f"group-{number % given.groups}" if given.groups else given.group
-        return Job(given.kind, "x" * given.bytes, group)
+        return Job(given.kind, self._payload, group)
 
 
 async def _done(value: Any) -> Any:
