@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from perdure.stores.redis import listen
 from perdure.stores.redis.listen import ChannelSubscription, channel, hears, subscribe
 from perdure.stores.redis.route import slot
 from perdure.stores.redis.url import Location, parse_url
+from perdure.stores.redis.wire import Connection
 from servers import redis as servers
 from servers.redis import Cluster, RedisServer, own_server
 
@@ -263,3 +265,61 @@ async def test_messages_of_all_partitions_of_a_cluster(cluster: Cluster) -> None
     assert target.run("SPUBLISH", channel(prefix, Topic.ENDED), "moved") == 1
     assert await ear.gets(1) == [b"moved"]
     await subscription.close()
+
+
+async def test_a_subscription_that_is_made_while_nodes_are_dialled_hears_all_of_them(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = parse_url(f"{cluster.url}?partitions=6&namespace=during")
+    first = Ear()
+    subscriptions = [await subscribe(location, Topic.WORK, first.woken.set)]
+    dialled, go_on = asyncio.Event(), asyncio.Event()
+    count, dial = 0, listen.dial
+
+    async def slow(*args: Any, **options: Any) -> Connection:
+        nonlocal count
+        count += 1
+        if count == 2:
+            dialled.set()
+            await go_on.wait()
+        return await dial(*args, **options)
+
+    monkeypatch.setattr(listen, "dial", slow)
+    for node in cluster.primaries:
+        await asyncio.to_thread(cut, node)
+    listen._ears[asyncio.get_running_loop(), location]._moved.set()
+    async with asyncio.timeout(PATIENCE):
+        await dialled.wait()
+        subscriptions.append(await subscribe(location, Topic.STATUS, lambda: None))
+        go_on.set()
+        while listen._ears[asyncio.get_running_loop(), location]._silent:
+            await asyncio.sleep(0.001)
+    for prefix in location.prefixes:
+        assert cluster.owner(prefix).run("SPUBLISH", channel(prefix, Topic.STATUS), "") == 1
+    for subscription in subscriptions:
+        await subscription.close()
+
+
+async def test_while_a_node_is_down_the_others_are_heard(caplog: pytest.LogCaptureFixture) -> None:
+    with servers.cluster(settings={"cluster-require-full-coverage": "no"}) as cluster:
+        location = parse_url(f"{cluster.url}?partitions=6")
+        ear = Ear()
+        subscription = await subscribe(location, Topic.ENDED, ear.woken.set, ear.hear)
+        owners = {prefix: cluster.owner(prefix) for prefix in location.prefixes}
+        gone = owners[location.prefixes[0]]
+        gone.kill9()
+        async with asyncio.timeout(PATIENCE):
+            while "no wake-ups" not in caplog.text:
+                await asyncio.sleep(0.001)
+        late = Ear()
+        subscriptions = [subscription, await subscribe(location, Topic.STATUS, late.woken.set)]
+        for prefix, node in owners.items():
+            if node is not gone:
+                assert node.run("SPUBLISH", channel(prefix, Topic.ENDED), "healthy") == 1
+                assert node.run("SPUBLISH", channel(prefix, Topic.STATUS), "") == 1
+                assert await ear.gets(1) == [b"healthy"]
+        assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
+        await asyncio.to_thread(gone.start)
+        await late.wakes()
+        for each in subscriptions:
+            await each.close()

@@ -8,6 +8,7 @@ everybody is woken, since there may be something to be found.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 from collections import defaultdict
@@ -113,8 +114,19 @@ class ChannelSubscription:
         await ear.stop()
 
 
+class _Line:
+    """A connection that listens, for the partitions with these prefixes."""
+
+    def __init__(self, connection: Connection, prefixes: list[bytes], heard: set[bytes]) -> None:
+        self.connection = connection
+        self.prefixes = prefixes
+        self.heard = heard
+        """The channels that it listens to."""
+        self.telling = asyncio.Lock()
+
+
 class _Ear:
-    """The connection that listens (in a cluster: one to each node that has partitions), for all subscriptions of one
+    """What listens (in a cluster: a connection to each node that has partitions), for all subscriptions of one
     event loop to one store."""
 
     def __init__(self, location: Location) -> None:
@@ -123,32 +135,29 @@ class _Ear:
         self._kind = _kind(location)
         self._channels: dict[bytes, tuple[str, int]] = {}
         """Topic and partition, by channel."""
-        self._heard: set[str] = set()
-        self._connections: dict[Connection, list[bytes]] = {}
-        """Those that listen, and the prefixes of the partitions that each one is for."""
+        self._lines: dict[Address, _Line] = {}
         self._moved = asyncio.Event()
         self._tried = asyncio.Event()
         self._silent = False
-        self._telling = asyncio.Lock()
         self._listening = asyncio.create_task(self._listen_for_ever())
 
     async def want(self, topic: str) -> None:
         """Returns when it listens to a topic, or failed to."""
         await self._tried.wait()
-        if not self._connections:
-            return
-        try:
-            await self._hear(topic)
-        except DRIVER_ERRORS as error:
-            self._abort(error)  # And everybody is woken when it is back.
+        for line in [*self._lines.values()]:
+            try:
+                await self._hear(line, topic)
+            except DRIVER_ERRORS as error:
+                line.connection.abort(error)  # And everybody is woken when it is back.
 
     def unwant(self, topic: str) -> None:
         """Stops to listen to a topic that nobody wants to hear of any more."""
-        if topic in self._heard and not any(each.topic == topic for each in self.subscriptions):
-            self._heard.discard(topic)
-            for connection, prefixes in self._connections.items():
-                for prefix in prefixes:
-                    connection.tell(pack(f"{self._kind}UNSUBSCRIBE", channel(prefix, topic)))
+        if any(each.topic == topic for each in self.subscriptions):
+            return
+        for line in self._lines.values():
+            for name in {channel(prefix, topic) for prefix in line.prefixes} & line.heard:
+                line.heard.discard(name)
+                line.connection.tell(pack(f"{self._kind}UNSUBSCRIBE", name))
 
     async def stop(self) -> None:
         """Ends the connections."""
@@ -157,41 +166,72 @@ class _Ear:
 
     async def _listen_for_ever(self) -> None:
         failures = 0
-        while True:
-            try:
-                await self._listen()
-                failures = 0
-            except StoreError as error:
-                failures += 1
-                self._say_lost(error)
-            except DRIVER_ERRORS as error:
-                failures += 1
-                self._say_lost(translate(error, self._location))
-            finally:
-                self._abort(None)
-                self._tried.set()
-            await asyncio.sleep(min(_LONGEST, _SHORTEST * 2 ** min(failures, 10)) * random.uniform(0.5, 1))
+        try:
+            while True:
+                try:
+                    await self._listen()
+                    failures = 0
+                except StoreError as error:
+                    failures += 1
+                    self._say_lost(error)
+                except DRIVER_ERRORS as error:
+                    failures += 1
+                    self._say_lost(translate(error, self._location))
+                finally:
+                    self._tried.set()
+                await asyncio.sleep(min(_LONGEST, _SHORTEST * 2 ** min(failures, 10)) * random.uniform(0.5, 1))
+        finally:
+            self._keep({})
 
     async def _listen(self) -> None:
-        """Returns when a connection is lost, or a partition has moved."""
-        self._moved.clear()
-        for address, prefixes in (await self._nodes()).items():
-            connection = await dial(self._location, address, timeout=_PATIENCE, pushed=self._pushed)
-            self._connections[connection] = prefixes
-        while missing := {each.topic for each in self.subscriptions} - self._heard:
-            for topic in missing:
-                await self._hear(topic)
+        """Returns when a connection is lost, or a partition has moved. Raises when not all nodes can be listened to;
+        those that can be are, also after that."""
+        if self._moved.is_set():
+            self._moved.clear()
+            self._keep({})
+        nodes = await self._nodes()
+        self._keep(nodes)
+        failed: Exception | None = None
+        for address, prefixes in nodes.items():
+            try:
+                await self._reach(address, prefixes)
+            except (StoreError, *DRIVER_ERRORS) as error:
+                failed = error
+                if address in self._lines:
+                    self._lines.pop(address).connection.abort(error)
+        if failed is not None:
+            raise failed
         self._found()
-        ends = [asyncio.ensure_future(each.lost.wait()) for each in self._connections]
+        connections = [line.connection for line in self._lines.values()]
+        ends = [asyncio.ensure_future(each.lost.wait()) for each in connections]
         ends.append(asyncio.ensure_future(self._moved.wait()))
         try:
             while not (await asyncio.wait(ends, timeout=_BEAT, return_when=asyncio.FIRST_COMPLETED))[0]:
-                for connection in self._connections:
+                for connection in connections:
                     await connection.run("PING")
         finally:
             for end in ends:
                 end.cancel()
         self._say_lost("a partition has moved" if self._moved.is_set() else "the server closed the connection")
+
+    async def _reach(self, address: Address, prefixes: list[bytes]) -> None:
+        """Listens to a node for all that is wanted; a connection that there is already is tried."""
+        line = self._lines.get(address)
+        if line is not None:
+            await line.connection.run("PING")
+            return
+        heard: set[bytes] = set()
+        pushed = functools.partial(self._pushed, heard)
+        connection = await dial(self._location, address, timeout=_PATIENCE, pushed=pushed)
+        line = self._lines[address] = _Line(connection, prefixes, heard)
+        done: set[str] = set()
+        while missing := {each.topic for each in self.subscriptions} - done:
+            for topic in missing:
+                await self._hear(line, topic)
+            done |= missing
+        if self._silent:  # What this node told meanwhile was missed, also if others are out of reach still.
+            for subscription in [*self.subscriptions]:
+                subscription.wake()
 
     async def _nodes(self) -> dict[Address, list[bytes]]:
         route = Route(self._location)
@@ -201,30 +241,27 @@ class _Ear:
             nodes[route.of(partition)].append(prefix)
         return nodes
 
-    async def _hear(self, topic: str) -> None:
-        async with self._telling:
-            if topic not in self._heard:
-                for connection, prefixes in [*self._connections.items()]:
-                    for prefix in prefixes:
-                        partition = self._location.prefixes.index(prefix)
-                        self._channels[channel(prefix, topic)] = topic, partition
-                        await connection.run(f"{self._kind}SUBSCRIBE", channel(prefix, topic))
-                self._heard.add(topic)
+    async def _hear(self, line: _Line, topic: str) -> None:
+        async with line.telling:
+            for prefix in line.prefixes:
+                name = channel(prefix, topic)
+                if name not in line.heard:
+                    self._channels[name] = topic, self._location.prefixes.index(prefix)
+                    await line.connection.run(f"{self._kind}SUBSCRIBE", name)
+                    line.heard.add(name)
 
-    def _abort(self, why: Exception | None) -> None:
-        """Ends the connections; another attempt begins with new ones."""
-        for connection in self._connections:
-            connection.abort(why)
-        self._connections = {}
-        self._heard = set()
+    def _keep(self, nodes: dict[Address, list[bytes]]) -> None:
+        """Ends the connections that are lost, or are to other nodes or for other partitions than these."""
+        for address, line in [*self._lines.items()]:
+            if not line.connection.is_open or nodes.get(address) != line.prefixes:
+                del self._lines[address]
+                line.connection.abort()
 
     def _found(self) -> None:
         if self._silent:
             self._silent = False
             if self._tried.is_set():
                 logger.warning("wake-ups from %s are back", self._location.name)
-            for subscription in [*self.subscriptions]:
-                subscription.wake()
         self._tried.set()
 
     def _say_lost(self, why: object) -> None:
@@ -232,14 +269,14 @@ class _Ear:
             self._silent = True
             logger.warning("no wake-ups from %s (%s); trying until they are back", self._location.name, why)
 
-    def _pushed(self, message: Sequence[Any]) -> None:
+    def _pushed(self, heard: set[bytes], message: Sequence[Any]) -> None:
         """What a server sends: the kind of it, the channel, and the payload or a number."""
         of = self._channels.get(message[1])
         if of is None:
             return
         topic, partition = of
         if message[0] == b"sunsubscribe":
-            if topic in self._heard:  # Which nobody asked for: the node does not have the partition any more.
+            if message[1] in heard:  # Which nobody asked for: the node does not have the partition any more.
                 self._moved.set()
             return
         if message[0] not in (b"message", b"smessage"):
