@@ -219,6 +219,25 @@ async def test_where_a_partition_is_full_clients_start_nothing_and_runs_do(
         full.run("CONFIG", "SET", "maxmemory", 0)
 
 
+async def test_where_memory_is_full_runs_open_batches_and_clients_do_not(store: ClusterStore, ada: Worker) -> None:
+    await store.enqueue([start("p")])
+    await ada.claim_one()
+    servers = shared_cluster().primaries
+    for server in servers:
+        server.run("CONFIG", "SET", "maxmemory", 1)
+    try:
+        for batch, items in (("short", 3), ("long", 700)):
+            with pytest.raises(StoreUnavailable, match="is full"):
+                await store.open_batch(batch, [start(f"{batch}/{n}") for n in range(items)], start(f"{batch}/then"))
+            of_run = [start(f"{batch}/{n}", parent="p") for n in range(items)]
+            made = await store.open_batch(batch, of_run, start(f"{batch}/then"))
+            assert [each.existed for each in made] == [False] * items
+        assert len(await everything(ada)) == 703
+    finally:
+        for server in servers:
+            server.run("CONFIG", "SET", "maxmemory", 0)
+
+
 # --- limits
 
 
