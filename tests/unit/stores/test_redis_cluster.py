@@ -219,6 +219,25 @@ async def test_where_a_partition_is_full_clients_start_nothing_and_runs_do(
         full.run("CONFIG", "SET", "maxmemory", 0)
 
 
+async def test_where_memory_is_full_runs_open_batches_and_clients_do_not(store: ClusterStore, ada: Worker) -> None:
+    await store.enqueue([start("p")])
+    await ada.claim_one()
+    servers = shared_cluster().primaries
+    for server in servers:
+        server.run("CONFIG", "SET", "maxmemory", 1)
+    try:
+        for batch, items in (("short", 3), ("long", 700)):
+            with pytest.raises(StoreUnavailable, match="is full"):
+                await store.open_batch(batch, [start(f"{batch}/{n}") for n in range(items)], start(f"{batch}/then"))
+            of_run = [start(f"{batch}/{n}", parent="p") for n in range(items)]
+            made = await store.open_batch(batch, of_run, start(f"{batch}/then"))
+            assert [each.existed for each in made] == [False] * items
+        assert len(await everything(ada)) == 703
+    finally:
+        for server in servers:
+            server.run("CONFIG", "SET", "maxmemory", 0)
+
+
 # --- limits
 
 
@@ -571,6 +590,25 @@ async def test_what_was_claimed_of_a_lost_partition_is_heard_of_when_it_answers(
     assert (await ada.settle(heard, body="1")).refused == []
 
 
+async def test_a_run_is_deleted_while_another_partition_is_lost(
+    store: ClusterStore, ada: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is to be cleared away there, and here for want of it, is left for later."""
+    lost, here, group = apart(store, "l", "h", "g")
+    homes = [store._parts.home(name) for name in (lost, here, group)]
+    away = f"{{{lost}}}/away"
+    await store.enqueue([start(here), start(away, group=group)])
+    for claim in await everything(ada):
+        await ada.settle(claim, body="1")
+    outage = Outage(store, homes[0], monkeypatch)
+    assert await store.delete(here) == 1
+    assert await store.delete(away) == 1
+    await outage.end()
+    assert await store._parts.sessions[homes[0]].call("places", [away]) != [""]
+    await store._places.tidy()
+    assert await store._parts.sessions[homes[0]].call("places", [away]) == [""]
+
+
 async def test_an_exchange_that_nobody_answers_fails(
     store: ClusterStore, ada: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -640,6 +678,31 @@ async def test_schedules_and_batches(store: ClusterStore, ada: Worker, clock: Ma
     assert found is not None and found.succeeded == 20
     with pytest.raises(IdConflict):
         await store.open_batch("b", [start("b0")], None)
+
+
+async def test_a_paused_schedule_stays_paused_when_it_moves_whoever_moves_it_first(
+    store: ClusterStore, make_store: MakeStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = apart(store, "g", "g")
+    at, elsewhere = clock.now() + 1000, await make_store()
+
+    def of(group: str) -> Schedule:
+        return Schedule(name="s", every=1000, start=start("unused", group=group))
+
+    await store.put_schedule(of(one), at, declared=True)
+    await store.pause_schedule("s")
+    there = store._parts.sessions[store._parts.home(one)]
+    call = there.call
+
+    async def come_late(name: str, args: object = None, **options: Any) -> Any:
+        if name == "remove_schedule":
+            assert (await elsewhere.put_schedule(of(other), at, declared=True)).paused
+        return await call(name, args, **options)
+
+    monkeypatch.setattr(there, "call", come_late)
+    assert (await store.put_schedule(of(other), at, declared=True)).paused
+    assert [(each.schedule.start.group, each.paused) for each in await store.schedules()] == [(other, True)]
+    assert not (await store.resume_schedule("s", at)).paused
 
 
 # --- workers

@@ -34,11 +34,16 @@ async def open_batch(
         asked: dict[str, Any] = {"batch": batch, "starts": _ask_all(batch, starts, places)}
         if callback is not None:
             asked["callback"] = ask(callback, place=places.get(callback.id))
-        return answers(starts, msgspec.convert(await db.call("open_batch", asked, durable=True), _Answers))
+        return answers(starts, msgspec.convert(await db.call(_script("open", starts), asked, durable=True), _Answers))
     except Refused as refused:
         if refused.kind == "misplaced":
             raise
         raise _explain(refused, batch, len(starts)) from None
+
+
+def _script(does: str, starts: Sequence[Start]) -> str:
+    """That of a batch which a run opens goes on where memory is full."""
+    return f"{does}_child_batch" if any(start.parent for start in starts) else f"{does}_batch"
 
 
 def _ask_all(batch: str, starts: Sequence[Start], places: Mapping[str, str]) -> list[Asked]:
@@ -64,6 +69,7 @@ async def _open_in_parts(
 async def _stage(
     db: Session, batch: str, starts: Sequence[Start], callback: Start | None, places: Mapping[str, str]
 ) -> list[Started]:
+    stage = _script("stage", starts)
     asked: dict[str, Any] = {"batch": batch, "items": len(starts)}
     if callback is not None:
         asked["callback"] = callback.id
@@ -74,11 +80,11 @@ async def _stage(
         opened["callback"] = msgspec.Raw(encode(ask(callback, place=places.get(callback.id))))
     if any(start.unique for start in starts):
         for part, theirs in packed:
-            await db.call("stage_batch", {**asked, "first": part.start, "starts": theirs, "looks": True})
+            await db.call(stage, {**asked, "first": part.start, "starts": theirs, "looks": True})
     started: list[Started] = []
     for part, theirs in packed:
         asked.update(first=part.start, starts=theirs)
-        found = msgspec.convert(await db.call("stage_batch", asked, durable=True), _Answers)
+        found = msgspec.convert(await db.call(stage, asked, durable=True), _Answers)
         started += answers(starts[part], found)
     while await db.call("commit_batch", opened, durable=True):
         pass

@@ -22,7 +22,7 @@ _SHARED = {
     "reads": "core writing runs waits keeping placing walking reading",
     "changes": (
         "core writing runs waits chores holding seating grouping moving starting keeping clearing ending families"
-        " staging serving limiting working retaining parking"
+        " staging opening serving limiting working retaining parking"
     ),
     "exchanges": (
         "core writing runs waits chores holding seating grouping moving starting keeping clearing ending families"
@@ -58,7 +58,7 @@ def load(name: str) -> Script:
     """The function in a file of `lua`.
 
     Its first line says of which library it is. A second line with flags is for the server: `-- flags: allow-oom` has it
-    run though memory is full, as does `-- flags: no-writes`. Without it what makes new runs is refused, and nothing
+    run though memory is full, as does `-- flags: no-writes`. Without it what has clients make new runs is refused, and nothing
     else: so what has begun ends, what died is taken back, and what has ended is pruned, which makes room.
     """
     return _library(*_header(_read(name), "library"))[name]

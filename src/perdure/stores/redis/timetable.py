@@ -29,14 +29,17 @@ class Row(Struct):
 _Rows = msgspec.msgpack.Decoder(list[Row])
 
 
-async def put(db: Session, schedule: Schedule, next_slot: Millis | None, *, declared: bool) -> ScheduleRecord:
-    """Keeps a schedule, and returns what is kept."""
+async def put(
+    db: Session, schedule: Schedule, next_slot: Millis | None, *, declared: bool, paused: bool = False
+) -> ScheduleRecord:
+    """Keeps a schedule, and returns what is kept; one that was `paused` elsewhere is so here."""
     timing = [schedule.cron, schedule.tz, schedule.every, schedule.at]
     asked = {
         **_named(schedule.name, next_slot),
         "spec": msgspec.json.encode(schedule).decode(),
         "timing": msgspec.json.encode(timing).decode(),
         "declared": declared,
+        "paused": paused,
     }
     return _one(schedule.name, await db.call("put_schedule", asked, durable=True, reads=_Rows))
 

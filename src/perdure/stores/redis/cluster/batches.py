@@ -21,7 +21,7 @@ async def open_batch(places: Places, batch: str, starts: Sequence[Start], callba
     partition = next(iter(parents.values()), parts.home(batch))
     for start in made:
         parts.target(start, partition, "parent" if start.parent else "batch")
-    placing = Placing(places, [(start, partition) for start in made])
+    placing = Placing(places, [(start, partition) for start in made], of_runs=bool(parents))
     await placing.begin()
     while True:
         for run_id in await placing.existing():  # All of a batch are in one partition.

@@ -8,6 +8,7 @@ that no late start makes a run in it; then the entry can be replaced, and what i
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ from perdure.stores.redis import reads
 from perdure.stores.redis.cluster.parts import Parts
 from perdure.stores.redis.session import Session
 from perdure.stores.redis.starts import Answer, Answers, answers, ask, chunks
+
+logger = logging.getLogger("perdure.store")
 
 T = TypeVar("T")
 
@@ -183,8 +186,15 @@ class Places:
     # --- clearing away
 
     async def tidy(self) -> None:
-        """Removes the entries of places where no run is any more."""
-        await self.parts.each(self._tidy)
+        """Removes the entries of places where no run is any more; what can't be reached is left for the next time."""
+
+        async def try_to(session: Session) -> None:
+            try:
+                await self._tidy(session)
+            except StoreUnavailable as error:
+                logger.debug("places of runs that partition %d has lost are left (%s)", session.partition, error)
+
+        await self.parts.each(try_to)
 
     async def _tidy(self, session: Session) -> None:
         done: list[tuple[str, str]] = []

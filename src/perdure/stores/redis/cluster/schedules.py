@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from msgspec.structs import replace
 
+from perdure.errors import ScheduleNotFound
 from perdure.model import Millis, Schedule, ScheduleRecord
 from perdure.stores.redis import timetable
 from perdure.stores.redis.cluster.parts import Parts
@@ -17,14 +20,20 @@ async def listed(parts: Parts) -> list[ScheduleRecord]:
 
 
 async def put(parts: Parts, schedule: Schedule, next_slot: Millis | None, *, declared: bool) -> ScheduleRecord:
-    """Keeps a schedule. One that is now to lie in another partition begins anew there."""
+    """Keeps a schedule. One that is now to lie in another partition begins anew there, paused if it was.
+
+    It is removed first: in two places it would fire in both.
+    """
     target = parts.sessions[parts.target(replace(schedule.start, id=schedule.name))]
     there, record = await _find(parts, schedule.name)
+    paused = False
     if record is not None and there is not target:
         if declared and not record.declared:
             return record
-        await timetable.remove(there, schedule.name)
-    return await timetable.put(target, schedule, next_slot, declared=declared)
+        with suppress(ScheduleNotFound):  # Others move it at the same time.
+            await timetable.remove(there, schedule.name)
+        paused = record.paused
+    return await timetable.put(target, schedule, next_slot, declared=declared, paused=paused)
 
 
 async def find(parts: Parts, name: str) -> Session:

@@ -1,4 +1,5 @@
 -- library: changes
+-- flags: allow-oom
 -- Opens a batch whose runs are there, and lets a part of them in. Answers whether there are more.
 
 local id, callback = args.batch, args.callback

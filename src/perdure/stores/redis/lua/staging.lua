@@ -31,19 +31,6 @@ local function conflicting(starts, callback, opens)
     return callback and conflicts(callback) and callback.id
 end
 
--- Why a batch can't be opened that is there, for `refuse`.
-local function other_batch(batch, items, callback)
-    if batch.items ~= items then
-        return 'items', batch.items
-    elseif batch.callback ~= callback then
-        return 'callback', batch.callback or false
-    end
-end
-
-local function new_batch(items, callback)
-    return { items = items, total = 0, succeeded = 0, failed = 0, cancelled = 0, callback = callback }
-end
-
 -- Makes the run that waits for the others.
 local function make_callback(id, batch, callback)
     begin(callback, { key = 'batch:' .. id, what = 'batch', target = id })
