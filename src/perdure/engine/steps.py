@@ -49,20 +49,25 @@ async def run_step(
     arguments, digest = step.signature.digest(args, kwargs, execution.runtime.max_value_bytes)
     saved = await execution.saved(key, Kind.STEP, digest)
     since = 0 if scope.attempt is None else scope.attempt.since
-    if saved is not None and saved.outcome is Outcome.ERROR and saved.position < since:
+    failed_before = saved is not None and saved.outcome is Outcome.ERROR and saved.position < since
+    if failed_before:
         saved = None  # The enclosing step failed with it, and is tried again, this one too.
     if saved is not None and saved.outcome is not Outcome.OPEN:
         if saved.outcome is Outcome.ERROR and _is_kept(saved, StepCancelled):
             await execution.waits.until_cancelled(key)
         await execution.replay(saved.saved_at, saved.position)
         return _outcome(step, saved)
-    return await _Attempts(execution, scope, step, key, args, kwargs, arguments, digest, since).run(saved)
+    attempts = _Attempts(execution, scope, step, key, args, kwargs, arguments, digest, since)
+    if failed_before and step.transaction is not None:
+        attempts.announced = True  # What a transaction keeps takes the place of nothing that completes.
+    return await attempts.run(saved)
 
 
 class _Attempts:
     """The attempts of one step that has no outcome yet."""
 
     __slots__ = (
+        "announced",
         "args",
         "arguments",
         "attempt",
@@ -99,6 +104,8 @@ class _Attempts:
         self.kwargs = kwargs
         self.arguments = arguments
         self.digest = digest
+        self.announced = step.retry is not None and not step.retry.allows(1)
+        """Whether it is kept that it begins, before it does."""
         self.started_at: Millis = 0
         self.attempt = 0
         """The number of the one that is under way, or was last."""
@@ -125,9 +132,9 @@ class _Attempts:
             if saved.at is not None and saved.at > execution.now():
                 await self._back_off(saved.at)
         await execution.live()
-        if self.step.retry is not None and not self.step.retry.allows(1):
+        if self.announced:
             with execution.in_flight():
-                await self._begin_once(saved)
+                await self._announce(saved)
         elif execution.claim.cut_off and not execution.progressed:
             with execution.in_flight():
                 await self._count_cut_off()
@@ -329,7 +336,7 @@ class _Attempts:
     async def _back_off(self, at: Millis) -> None:
         await self.execution.wait(Wait(f"{self.key}.retry", WaitFor.TIMER, at=at))
 
-    async def _begin_once(self, saved: Checkpoint | None) -> None:
+    async def _announce(self, saved: Checkpoint | None) -> None:
         """Of a step that may have one attempt it is kept that this begins, so that a crash leaves no doubt."""
         if saved is None:
             self.started_at = self.execution.now()

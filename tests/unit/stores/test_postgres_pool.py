@@ -7,13 +7,16 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import asyncpg
+import psycopg
 import pytest
 
 from perdure.errors import PerdureError, RunNotFound, StoreError, StoreUnavailable
 from perdure.stores.postgres import connect
+from perdure.stores.postgres.errors import translate
 from perdure.stores.postgres.pool import Connections
 from perdure.stores.postgres.url import parse_url
-from servers.postgres import Postgres, PostgresServer, own_server
+from servers.postgres import Postgres, PostgresServer, migrated_postgres, own_server
 
 PATIENCE = 30
 PID = "SELECT pg_backend_pid() FROM pg_sleep(0.01)"
@@ -309,3 +312,20 @@ async def test_a_server_that_is_too_old(postgres_url: str, monkeypatch: pytest.M
     monkeypatch.setattr("perdure.stores.postgres.connect._OLDEST", 99)
     with pytest.raises(StoreError, match="is too old: Perdure needs 99 or newer"):
         await Connections(parse_url(postgres_url)).call("SELECT 1")
+
+
+def test_a_full_queue_of_notifications_is_no_fault_of_what_was_said() -> None:
+    full = asyncpg.exceptions.ProgramLimitExceededError("too many notifications in the NOTIFY queue")
+    error = translate(full, parse_url("postgresql://db/shop"))
+    assert isinstance(error, StoreUnavailable) and "has no room for notifications" in str(error)
+
+
+def test_what_a_worker_may_not_do_waits_for_its_rights(request: pytest.FixtureRequest) -> None:
+    with psycopg.connect(migrated_postgres(request.node.nodeid)) as connection:
+        connection.execute(
+            "CREATE ROLE powerless; GRANT USAGE ON SCHEMA perdure TO powerless; SET search_path = perdure"
+        )
+        connection.execute("SET ROLE powerless")
+        word = '{"what": "count", "lane": 1, "runs": 1}'
+        assert connection.execute("SELECT take_in_said(1, %s::jsonb)", [word]).fetchone() == ("late",)
+        connection.rollback()

@@ -82,6 +82,29 @@ class _Once:
             raise ConnectionResetError("gone")
 
 
+async def test_a_step_in_a_step_that_is_tried_again_is_kept_in_the_place_of_its_error(app: App, url: str) -> None:
+    once = _Once()
+
+    @step(transaction=lambda: suspending(url))
+    async def inner(connection: Any) -> str:
+        await connection.execute("INSERT INTO effect VALUES ('paid')")
+        once.fail()
+        return "paid"
+
+    @step(retry=Retry(attempts=2, delay=0))
+    async def outer() -> str:
+        return await inner()
+
+    @app.workflow
+    async def buy() -> str:
+        return await outer()
+
+    async with app.worker():
+        run = await buy.start()
+        assert await run.result(30) == "paid"
+    assert effects(url) == ["paid"]
+
+
 @pytest.mark.parametrize("driver", ASYNC)
 async def test_effect_and_checkpoint_of_an_async_step(driver: str, app: App, url: str) -> None:
     once, opened = _Once(), ASYNC[driver]

@@ -480,7 +480,7 @@ async def test_a_server_that_becomes_a_replica_while_it_is_waited_for(own: Redis
                 await asyncio.sleep(0.01)
         other.run("REPLICAOF", "NO", "ONE")
         own.run("REPLICAOF", "127.0.0.1", other.port)
-        with pytest.raises(StoreUnavailable, match="became a replica in a failover|broke the connection off"):
+        with pytest.raises(StoreUnavailable, match=r"became a replica in a failover|broke the connection off"):
             await going
     await redis.close()
 

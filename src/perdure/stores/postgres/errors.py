@@ -186,6 +186,11 @@ def _from_server(error: asyncpg.PostgresError, location: Location, where: str) -
         return DOMAIN[state](said)
     if error.detail:
         said = f"{said}: {error.detail}"
+    if state == "54000" and "NOTIFY" in said:  # Which all calls meet that tell of something, and none is to blame for.
+        return StoreUnavailable(
+            f"{where} has no room for notifications: some session listens and has been in a transaction for long; find"
+            f" it in pg_stat_activity and end it ({said})"
+        )
     # The longest key first: a code of its own goes before that of its class.
     for key in (state, state[:3], state[:2]):
         if key in _SAID:

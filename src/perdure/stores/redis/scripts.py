@@ -58,8 +58,8 @@ def load(name: str) -> Script:
     """The function in a file of `lua`.
 
     Its first line says of which library it is. A second line with flags is for the server: `-- flags: allow-oom` has it
-    run though memory is full, as does `-- flags: no-writes`. Without it what has clients make new runs is refused, and nothing
-    else: so what has begun ends, what died is taken back, and what has ended is pruned, which makes room.
+    run though memory is full, as does `-- flags: no-writes`. Without it what has clients make new runs is refused, and
+    nothing else: so what has begun ends, what died is taken back, and what has ended is pruned, which makes room.
     """
     return _library(*_header(_read(name), "library"))[name]
 

@@ -114,6 +114,10 @@ BEGIN
 EXCEPTION
     WHEN lock_not_available THEN
         RETURN 'late';
+    WHEN insufficient_privilege THEN
+        RAISE WARNING 'what a transaction has left to the workers waits for rights that they lack: % (%)',
+            left(_word::text, 1000), SQLERRM;
+        RETURN 'late';
     WHEN transaction_rollback OR insufficient_resources OR object_not_in_prerequisite_state OR operator_intervention
         OR system_error OR internal_error
     THEN
