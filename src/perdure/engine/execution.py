@@ -491,13 +491,13 @@ class Execution:
     def blocked(self) -> bool:
         """Whether nothing of it can go on before something that it waits for comes true, though it isn't parked: a step
         waits itself, or the run cleans up while it is being cancelled, or stays for a while."""
-        keys = [] if self._waits is None else self._waits.keys
-        if self._waits is None or not keys:
+        waits = self._waits
+        if waits is None or not waits.keys:
             return False
         if not self.active:
-            return self.cancelling is not None or self._waits.staying
+            return self.cancelling is not None or waits.staying
         return self.active == len(self._steps) and all(
-            any(key.startswith(f"{step}/") for key in keys) for step in self._steps
+            any(key.startswith(f"{step}/") for key in waits.keys) for step in self._steps
         )
 
     async def live(self) -> None:

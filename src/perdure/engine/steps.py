@@ -337,7 +337,8 @@ class _Attempts:
         await self.execution.wait(Wait(f"{self.key}.retry", WaitFor.TIMER, at=at))
 
     async def _announce(self, saved: Checkpoint | None) -> None:
-        """Of a step that may have one attempt it is kept that this begins, so that a crash leaves no doubt."""
+        """Of a step that may have one attempt it is kept that this begins, so that a crash leaves no doubt; of one that
+        a transaction is to keep, in the place of an error that is over."""
         if saved is None:
             self.started_at = self.execution.now()
             await self.execution.save(self._checkpoint(Outcome.OPEN, None))

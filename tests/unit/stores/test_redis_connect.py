@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from perdure.errors import StoreError, StoreUnavailable
+from perdure.model import Start
+from perdure.stores import open_store
 from perdure.stores.redis import connect, wire
 from perdure.stores.redis.connect import Redis
 from perdure.stores.redis.route import slot
@@ -24,7 +26,9 @@ ECHO = Script.of("echo", "return ARGV")
 ADD = Script.of("add", "return redis.call('INCRBY', KEYS[1] .. ':n', ARGV[1])")
 GET = Script.of("get", "return redis.call('GET', KEYS[1] .. ':n')")
 DONE_BEFORE = Script.of(
-    "done", "redis.call('SET', KEYS[1] .. ':any', ARGV[1]) return redis.call('GET', KEYS[1] .. ':n')"
+    "done",
+    "if ARGV[1] == 'durable' then redis.call('SET', KEYS[1] .. ':any', 1) end"
+    " return redis.call('GET', KEYS[1] .. ':n')",
 )
 LONG = Script.of("long", "local n = 0 while n < 4e9 do n = n + 1 end")
 
@@ -448,6 +452,22 @@ async def test_a_durable_call_waits_for_replicas(own: RedisServer) -> None:
     waits = int(own.run("INFO", "commandstats").split(b"cmdstat_wait:calls=")[1].split(b",")[0])
     assert waits < 10, "calls that come at once share a wait"
     await redis.close()
+
+
+async def test_a_start_that_is_repeated_waits_for_what_the_first_one_wrote(own: RedisServer) -> None:
+    stores = [open_store(f"{own.url}?durability=replicated&wait_timeout=100") for _ in range(2)]
+    with servers.replica(own) as follower:
+        follower.wait_until_following()
+        for number, store in enumerate(stores):  # What each connection has written itself is confirmed.
+            await store.open()
+            await store.enqueue([Start(f"before-{number}", "leaf", "default", "1")])
+        follower.freeze()
+        for store in stores:  # The second one finds the run, and makes none.
+            with pytest.raises(StoreUnavailable, match="had a write on 0 of the 1 replicas"):
+                await store.enqueue([Start("a", "leaf", "default", "1")])
+        follower.freeze(frozen=False)
+    for store in stores:
+        await store.close()
 
 
 async def test_a_durable_call_finds_what_takes_writes_after_its_server_became_a_replica(own: RedisServer) -> None:
